@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import redis
 from amqp.exceptions import AMQPError
@@ -191,6 +192,14 @@ class Bench:
         )
         with _until_stopped(gateway):
             yield Front(gateway.url, {"gateway": gateway, **self.servers}, path)
+
+    @contextmanager
+    def archiver(self, file: Path, config: Path) -> Iterator[Measured]:
+        """Copy the journal of `config` into the SQLite database `file`, which is made."""
+        argv = [sys.executable, "-m", "gateway", "archive", "--config", str(config)]
+        server = self._stack.spawn("archiver", argv, env=self._env, ready=file.exists)
+        with _until_stopped(archiver := measured(server)):
+            yield archiver
 
     @contextmanager
     def alone(self, seconds: float, *options: str) -> Iterator[Front]:

@@ -34,7 +34,7 @@ _DAY = 86_400_000  # ms
 _BEFORE = 3_600_000
 _TRIGRAM = 3
 _PLACES = 1_000  # deliveries that are found by one query
-_NEWEST = 2_000  # among which a text is looked for first
+_NEWEST = 10_000  # deliveries whose texts are read without their index
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
 _CALLS = 20  # deliveries that are read at once with their calls
@@ -129,40 +129,42 @@ class Database:
     ) -> Iterator[Sequence[sa.Row[Any]]]:
         """Yield ms, seq and id of deliveries that `wanted` may take, the newest first.
 
-        Without a text, the index of filters has all that is read. A text is looked for among the
-        newest ones, and then each time in four times the time before: of one that is frequent its
-        index would yield too many at once.
+        Without a text, the index of filters has all that is read. A text is looked for in the
+        newest ones as they come, and in older ones by its index, each time in four times the time
+        before: of a text that is frequent the index yields too many at once.
         """
-        columns = DELIVERIES.c
-        key = (columns.ms, columns.seq, columns.id)
-        query = sa.select(*key).where(*self._conditions(wanted)).limit(_PLACES)
-        ordered = query.order_by(columns.ms.desc(), columns.seq.desc())
+        columns, times = DELIVERIES.c, tuple(_within(wanted))
+        newest_first = (columns.ms.desc(), columns.seq.desc())
+        query = sa.select(columns.ms, columns.seq, columns.id).where(*times).limit(_PLACES)
+        matching = query.where(*self._conditions(wanted))
         if not wanted.text:
-            yield from _older(connection, ordered, before)
+            yield from _older(connection, matching.order_by(*newest_first), before)
+            return
+        # The newest and the last that are read without the index.
+        ends = query.where(*_before(before)).order_by(*newest_first)
+        newest, since = (
+            connection.execute(ends.offset(n).limit(1)).scalar() for n in (0, _NEWEST - 1)
+        )
+        if newest is None:
+            return
+        some = matching if since is None else matching.where(columns.ms >= since)
+        some = some.where(self._is_about(wanted.text, indexed=False))
+        yield from _older(connection, some.order_by(*newest_first), before)
+        if since is None:
             return
         # Not in the order of an index, which would be that of another index than the text's.
-        found = query.where(self._is_about(wanted.text))
+        found = matching.where(self._is_about(wanted.text))
         found = found.order_by((columns.ms + 0).desc(), columns.seq.desc())
-        newest = connection.execute(ordered.where(*_before(before)).limit(_NEWEST)).all()
-        oldest = connection.execute(sa.select(sa.func.min(columns.ms))).scalar_one()
-        if not newest:
-            return
-        since = newest[-1].ms if len(newest) == _NEWEST else oldest
-        span = newest[0].ms - since + 1
-        while True:
-            yield from _older(connection, found.where(columns.ms >= since), before)
-            if since <= oldest:
-                return
+        oldest = connection.execute(sa.select(sa.func.min(columns.ms)).where(*times)).scalar_one()
+        span = newest - since + 1
+        while since > oldest:
             before, span = f"{since}-0", 4 * span
             since -= span
+            yield from _older(connection, found.where(columns.ms >= since), before)
 
     def _conditions(self, wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
-        """Yield what a filter demands of the columns, but for the text."""
+        """Yield what a filter demands of the columns, but for the times and the text."""
         columns = DELIVERIES.c
-        if wanted.until is not None:
-            yield columns.ms <= int(wanted.until.timestamp() * 1000)
-        if wanted.since is not None:
-            yield columns.ms >= int(wanted.since.timestamp() * 1000)
         if wanted.state:
             yield columns.state.in_(sorted(wanted.state))
         if wanted.group:
@@ -181,9 +183,9 @@ class Database:
             one_of_them = _fits("," + columns.event + ",", f"*,{wanted.event},*")
             yield sa.or_(_fits(columns.event, wanted.event), sa.and_(batch, one_of_them))
 
-    def _is_about(self, text: str) -> sa.ColumnElement[bool]:
+    def _is_about(self, text: str, *, indexed: bool = True) -> sa.ColumnElement[bool]:
         forms = {like(text), like(json.dumps(text, ensure_ascii=False)[1:-1])}
-        return sa.or_(*_has_id(text), *map(self.has_text, sorted(forms)))
+        return sa.or_(*_has_id(text), *(self.has_text(form, indexed) for form in sorted(forms)))
 
     def erase(
         self,
@@ -280,15 +282,19 @@ class Database:
             number = connection.execute(sa.select(sa.func.count()).select_from(DELIVERIES))
             return number.scalar_one(), int(connection.exec_driver_sql(sizes).scalar() or 0)
 
-    def has_text(self, pattern: str) -> sa.ColumnElement[bool]:
-        """Return the condition that the error or the call is like `pattern`, in any case."""
+    def has_text(self, pattern: str, indexed: bool = True) -> sa.ColumnElement[bool]:
+        """Return the condition that the error or the call is like `pattern`, in any case.
+
+        Not `indexed`: the index of texts is not used.
+        """
         if self._postgresql:
-            # As the index has it.
-            texts = sa.literal_column("lower(error || ' ' || call)", sa.Text)
+            # As the index has it, or as it does not.
+            end = "" if indexed else " || ''"
+            texts = sa.literal_column(f"lower(error || ' ' || call){end}", sa.Text)
             return texts.like(sa.func.lower(pattern))
         # Of shorter pieces SQLite's index has nothing.
         runs = [run for run in re.split("[%_]+", pattern) if len(run) >= _TRIGRAM]
-        if not runs:
+        if not runs or not indexed:
             return sa.or_(*(DELIVERIES.c[name].like(pattern) for name in ("error", "call")))
         pattern = f"%{'%'.join(runs)}%"
         index = sa.table("deliveries_text", *map(sa.column, ("rowid", "error", "call")))
@@ -304,6 +310,14 @@ class Database:
 def _has_id(text: str) -> Iterator[sa.ColumnElement[bool]]:
     for column in (DELIVERIES.c.id, DELIVERIES.c.task_id):
         yield column.in_([storable(text), storable(folded(text))])
+
+
+def _within(wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield what a filter demands of the time."""
+    if wanted.until is not None:
+        yield DELIVERIES.c.ms <= int(wanted.until.timestamp() * 1000)
+    if wanted.since is not None:
+        yield DELIVERIES.c.ms >= int(wanted.since.timestamp() * 1000)
 
 
 def _older(

@@ -29,7 +29,8 @@ DEFAULTS = {"strategies": ["redis"], "connections": [64], "duration": 8}
 PROCESSES = (1, 2, 4)
 JOURNAL = 10_000  # deliveries
 TRACED = 0.01  # of all requests
-PLAIN_ROUTE, JOURNALLED, SAMPLED, LOGGED = "plain", "journalled", "traced 1 %", "logged"
+PLAIN_ROUTE, JOURNALLED, ARCHIVED = "plain", "journalled", "archived"
+SAMPLED, LOGGED = "traced 1 %", "logged"
 #: Path -> where its requests go, and how a body travels. All are routes of one gateway.
 ROUTES: Mapping[str, tuple[str, Envelope]] = {
     PLAIN_ROUTE: ("/echo", PLAIN),
@@ -124,12 +125,13 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report.remarks = [
         f"{connections} connections, echo tasks. signed: a GitHub signature of 250 bytes, without "
         "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
-        f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. traced 1 %: each request "
-        "has the ids of a trace, and the spans of 1 % are exported. logged: each request has a "
-        "line in the log. quorum queue: one RabbitMQ node. stock worker: Celery's own, with its "
-        "own result backend; its loop is the app server's, as its own stands still for up to a "
-        "second again and again. nginx: in front of so many gateway processes. The worker's CPU is "
-        "that of all workers; those that have nothing to do wait beside.",
+        f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. archived: these "
+        "are copied into SQLite by a process of its own, and the history is kept in a file. traced "
+        "1 %: each request has the ids of a trace, and the spans of 1 % are exported. logged: each "
+        "request has a line in the log. quorum queue: one RabbitMQ node. stock worker: Celery's "
+        "own, with its own result backend; its loop is the app server's, as its own stands still "
+        "for up to a second again and again. nginx: in front of so many gateway processes. The "
+        "worker's CPU is that of all workers; those that have nothing to do wait beside.",
     ]
     return report
 
@@ -213,6 +215,18 @@ def _trials(
         LOGGED: config(LOGGED, "log_requests = true"),
     }
 
+    kept = stack.directory / f"archive-{name}.db", stack.directory / f"history-{name}"
+    archive = f'archive_url = "sqlite:///{kept[0]}"\nhistory = "{kept[1]}"'
+
+    @contextmanager
+    def archived() -> Iterator[Front]:
+        file = config(ARCHIVED, f"journal = {JOURNAL}\n{archive}")
+        with (
+            bench.archiver(kept[0], file) as archiver,
+            bench.gateway(name, "--config", str(file)) as front,
+        ):
+            yield replace(front, servers={**front.servers, "archiver": archiver})
+
     @contextmanager
     def behind_nginx(processes: int) -> Iterator[Front]:
         flags = ("--config", str(plain), "--processes", str(processes))
@@ -230,6 +244,7 @@ def _trials(
     for case, file in others.items():
         front = partial(bench.gateway, name, "--config", str(file))
         yield Trial(name, front, [_summed(load(case=case))])
+    yield Trial(name, archived, [_summed(load(case=ARCHIVED))])
     for processes in PROCESSES:
         each = "1 process" if processes == 1 else f"{processes} processes"
         yield Trial(name, partial(behind_nginx, processes), [_summed(load(case=f"nginx, {each}"))])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 from pydantic import Field
@@ -90,17 +90,17 @@ class Deliveries(View):
         chosen = wanted.filter()
         # Who gets the link sees the same, whenever they follow it.
         shown["shared"] = self.link(**absolute(chosen))
-        parts = []
+        found: list[Entry] = []
+        more = older = ""
         if not chosen.text:  # a text is searched for once only
             anyhow = replace(chosen, state=frozenset())
-            parts.append(_newest(self.config, anyhow, "", wanted.limit + 1, _COUNTED))
-        if chosen.text or chosen.state or wanted.before:
-            parts.append(_newest(self.config, chosen, wanted.before, wanted.limit))
-        read = await asyncio.gather(*parts)
-        rows, older, reader = read[-1]
-        found, more, _ = ([], "", reader) if chosen.text else read[0]
+            found, more, reader = await _newest(self.config, anyhow, "", wanted.limit + 1, _COUNTED)
+        last = order(wanted.before) if wanted.before else (inf,)
+        rows = [each for each in found if order(each.position) < last and chosen.takes(each)]
         if len(rows) > wanted.limit:
             older = rows[wanted.limit - 1].position
+        elif chosen.text or more:  # there may be some that are not among those found
+            rows, older, reader = await _newest(self.config, chosen, wanted.before, wanted.limit)
         shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}
         # When those were received up to which it has looked, where there was no more time.
         shown["reached"] = older and older == reader.reached and order(older)[0] / 1e3
