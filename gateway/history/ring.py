@@ -64,6 +64,10 @@ class Slot:
         return self.counts[STATUSES.index("4xx")]
 
     @property
+    def errors(self) -> int:
+        return sum(self.counts[STATUSES.index("5xx") : LATER])
+
+    @property
     def failed(self) -> int:
         """Requests answered with a 5xx, and accepted deliveries whose task has failed."""
         return sum(self.counts[STATUSES.index("5xx") : MILLISECONDS])

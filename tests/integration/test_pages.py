@@ -150,6 +150,8 @@ def ids(server: Server, **query: str) -> list[str]:
 
 
 def one(server: Server, **query: str) -> str:
+    # What was sent again has its state when its result has come.
+    assert poll(lambda: len(ids(server, **query)) == 1, 30)
     (found,) = ids(server, **query)
     return found
 
@@ -349,6 +351,11 @@ def test_a_source_says_why_it_is_refused(gateway):
     assert poll(lambda: "POST /elsewhere" in text(ask(gateway, "/sources")), 30)
     never = "None that is kept was signed with this secret"
     assert poll(lambda: never in text(ask(gateway, "/sources?open=strange")), 30)
+    # What is refused for something else next says nothing of the secret.
+    assert run(send(gateway, "/strange", "x" * 2_000_000)).status == 413
+    other = "If it is meant, raise max_body"
+    assert poll(lambda: other in text(ask(gateway, "/sources?open=strange")), 30)
+    assert never not in text(ask(gateway, "/sources?open=strange"))
     told = text(ask(gateway, "/sources?open=forge"))
     assert "Correct the address at the sender, or add a route." in told
     assert "No gateway has started since: the secret was changed at the sender" in told

@@ -23,7 +23,7 @@ from gateway.strategies.workers import Answers, Sufficient, Worker, ask, ask_ove
 #: Seconds for which an answer is shown, and within which brokers and workers have to answer.
 FRESH, _PATIENCE = 5.0, 2.5
 _MOMENT = 0.3  # seconds that who only wants to know what is known waits for an answer
-_KNOWN = 24 * 3600.0  # seconds for which a worker that does not answer any more is shown
+_KNOWN = 3600.0  # seconds for which a worker that does not answer any more is shown
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Asked:
     def __init__(self, supervisor: Supervisor):
         self._supervisor = supervisor
         self._asking: asyncio.Task[Look] | None = None
-        #: When each worker has answered last (epoch), since the first page that asked.
-        self.seen: dict[str, float] = {}
+        #: When each worker has answered last (epoch), and what, since the first page that asked.
+        self.seen: dict[str, tuple[float, Worker]] = {}
 
     async def recent(self) -> Look | None:
         """Return what was told last, if anything was; wait for an answer for a moment only."""
@@ -75,8 +75,8 @@ class Asked:
         if task is None or (task.done() and time() - task.result().at > FRESH):
             task = self._asking = asyncio.create_task(_ask(self._supervisor.config))
         found = await asyncio.shield(task)
-        self.seen = {name: at for name, at in self.seen.items() if found.at - at < _KNOWN}
-        self.seen.update(dict.fromkeys(found.workers, found.at))
+        known = {name: each for name, each in self.seen.items() if found.at - each[0] < _KNOWN}
+        self.seen = known | {name: (found.at, each) for name, each in found.workers.items()}
         return found
 
 

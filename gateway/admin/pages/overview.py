@@ -124,10 +124,11 @@ class Overview(View):
                             hours=row[state],
                             link=page,
                             go="Why?" if state == "refused" else "See them",
-                            query={"open": row["source"]} if state == "refused" else {
-                                "route": row["path"], "state": "failed,dead-lettered,expired"},
+                            query={"open": row["source"]}
+                            if state == "refused"
+                            else {"route": row["path"], **failures(last)},
                         )
-                    )  # fmt: skip
+                    )
         return sorted(found, key=lambda each: tone(each.state) != "bad")
 
     async def _groups(self) -> list[Trouble]:
@@ -269,6 +270,12 @@ def _failed(slot: Slot) -> int:
 
 def _refused(slot: Slot) -> int:
     return slot.refused
+
+
+def failures(slot: Slot) -> dict[str, str]:
+    """Return the filter that finds most of what has failed."""
+    answered = 2 * slot.errors >= slot.failed
+    return {"status": "5xx"} if answered else {"state": "failed,dead-lettered,expired"}
 
 
 def share(slot: Slot) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import BaseModel
+
 from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
@@ -47,18 +49,26 @@ class Routes(View):
         }  # fmt: skip
 
 
+def settings(model: BaseModel, without: set[str]) -> list[tuple[str, str, bool, bool]]:
+    """Return the settings of a file, of a route or of the gateway, as `in_force` does."""
+    found = []
+    for name, value in model.model_dump(mode="json", exclude=without).items():
+        if value not in (None, "", [], {}, False):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            found.append((name, text, name not in model.model_fields_set, _HIDDEN in text))
+    return found
+
+
 def in_force(config: Config, route: Route) -> list[tuple[str, str, bool, bool]]:
     """Return each setting of a route: name, value, whether it is the default's, and a secret.
 
     Settings that are off are left out.
     """
-    found = []
-    for name, value in route.model_dump(mode="json").items():
-        off = name in _NEEDS and not getattr(route, _NEEDS[name])
-        if off or value in (None, "", [], {}, False) or name == "path":
-            continue
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        found.append((name, text, name not in route.model_fields_set, _HIDDEN in text))
+    found = [
+        each
+        for each in settings(route, {"path"})
+        if each[0] not in _NEEDS or getattr(route, _NEEDS[each[0]])
+    ]
     if route.source:
         own = config.sources[route.source].model_dump(mode="json", exclude_unset=True)
         for name, value in own.items():

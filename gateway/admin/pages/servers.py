@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from operator import itemgetter
 from typing import Any
 
 from gateway.admin.pages.counted import Counted
+from gateway.admin.pages.routes import settings
 from gateway.admin.pages.view import View
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -32,6 +34,7 @@ class Servers(View):
         waiting = sum(many for many, _ in look.queues.values()) if look.queues else None
         return {
             "archive": archive, "gauges": gauges, "look": look, "near": _NEAR, "redis": redis,
+            "settings": sorted(settings(self.config, {"routes", "sources"}), key=itemgetter(2)),
             "waiting": waiting,
         }  # fmt: skip
 

@@ -13,7 +13,7 @@ from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
 from gateway.archive.reading import reading
 from gateway.clock import monotonic
-from gateway.errors import GatewayError
+from gateway.errors import BadRequest, GatewayError, Unverified
 from gateway.journal.entry import REFUSED, STATES, Entry
 from gateway.journal.filter import Filter
 
@@ -75,6 +75,8 @@ NEXT = {
     "key-conflict": "Name another idempotency for the route, which tells the two apart.",
     "too-many": "The source is at its limit: see its settings rate and max_in_flight.",
 }
+#: Types of what does not come from the sender, or not in its form.
+_UNVERIFIED = (Unverified.type, BadRequest.type)
 _OTHERS = 8  # kinds of other refusals that are shown
 
 
@@ -105,8 +107,7 @@ class Sources(View):
             state = "well" if received else "silent"
             if refused:
                 # Of those that are kept, the newest tells whether it is refused now.
-                newest = own[0] if own else None
-                bad = newest.state == REFUSED if newest else refused == received
+                bad = _type(own[0]) in _UNVERIFIED if own else refused == received
                 if bad:
                     state = "all refused" if refused >= received else "refused"
             last = next((e for e in own if e.state == REFUSED), None)
@@ -115,11 +116,15 @@ class Sources(View):
                 older, trouble = await self._newest(Filter(source=name, state=_TAKEN), 1)
                 good, problem = _time(older), problem or trouble
             kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
+            why = ""
+            if last and _type(last) not in _UNVERIFIED:
+                why = NEXT.get(_type(last), "")
+            elif last and kinds:
+                why = verdict(kinds[0][0], last, good, begun)
             rows.append({
                 "name": name, "scheme": options.scheme, "paths": paths, "state": state,
                 "received": received, "refused": refused, "reasons": dict(kinds),
-                "seen": _time(own), "good": good, "last": last, "verdict":
-                verdict(kinds[0][0], last, good, begun) if kinds and last else "",
+                "seen": _time(own), "good": good, "last": last, "verdict": why,
             })  # fmt: skip
         order = {"all refused": 0, "refused": 1, "well": 2, "silent": 3}
         unsigned = [route.path for route in self.config.routes if not route.source]
@@ -180,11 +185,15 @@ def others(found: Sequence[Entry]) -> list[Other]:
     """Return what was refused, but not because of who has sent it; the most frequent first."""
     kinds: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in found:
-        type_ = entry.error.partition(":")[0]
-        if entry.state == REFUSED and type_ in NEXT and entry.request:
-            kinds[entry.path, type_].append(entry)
+        if _type(entry) in NEXT and entry.request:
+            kinds[entry.path, _type(entry)].append(entry)
     rows = [Other(len(some), some[0], NEXT[type_]) for (_, type_), some in kinds.items()]
     return sorted(rows, key=lambda row: -row.many)[:_OTHERS]
+
+
+def _type(entry: Entry) -> str:
+    """Return the type of the error for which a request was refused; "": it was not."""
+    return entry.error.partition(":")[0] if entry.state == REFUSED else ""
 
 
 def _time(entries: Sequence[Entry]) -> str:

@@ -29,6 +29,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "online": ("tick", "good", ""),
     "silent": ("dashed", "idle", ""),
     "unknown": ("dashed", "idle", ""),
+    "replaced": ("loop", "idle", ""),
     "all refused": ("octagon", "warn", ""),
     "no consumer": ("alarm", "bad", ""),
     "lost": ("alarm", "bad", ""),

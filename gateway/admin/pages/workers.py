@@ -6,17 +6,23 @@ from typing import Any, NamedTuple
 
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.view import View
+from gateway.config.settings import Config
 from gateway.strategies.workers import Running, Worker
 
 #: Seconds after which RabbitMQ takes its messages from a worker, unless it is configured otherwise:
 #: https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
 LONG = 1_800.0
+#: A task whose callers wait hangs when it has run for so many of their deadlines.
+_DEADLINES = 10
+#: Seconds before a worker's last answer in which the one that replaces it may have begun.
+_TURN = 120.0
 
 
 class Row(NamedTuple):
     """A worker as it is listed; ``worker`` is None where it does not answer any more.
 
-    ``longest`` are the seconds of its longest task, None: it runs none.
+    ``longest`` are the seconds of its longest task, None: it runs none; ``limit`` are those after
+    which that one hangs.
     """
 
     name: str
@@ -24,6 +30,7 @@ class Row(NamedTuple):
     worker: Worker | None
     running: list[Running]
     longest: float | None
+    limit: float
     seen: float
 
 
@@ -39,21 +46,43 @@ class Workers(View):
         return {
             "command": f"celery -A YOUR_APP worker -Q {','.join(self.config.queues)}",
             "idle": idle, "look": look, "opened": self.get_query_argument("open", ""),
-            "long": LONG, "rows": listed(look, self.known.asked.seen),
+            "rows": listed(look, self.known.asked.seen, limits(self.config)),
         }  # fmt: skip
 
 
-def listed(look: Look, seen: dict[str, float]) -> list[Row]:
+def limits(config: Config) -> dict[str, float]:
+    """Return for each task whose callers wait the seconds after which it hangs."""
+    found: dict[str, float] = {}
+    for route in config.routes:
+        limit = min(_DEADLINES * route.deadline, LONG) if route.answer == "wait" else LONG
+        found[route.task] = max(found.get(route.task, 0.0), limit)
+    return found
+
+
+def listed(
+    look: Look, seen: dict[str, tuple[float, Worker]], limits: dict[str, float]
+) -> list[Row]:
     """Return the workers that have answered now or before: lost ones, hanging ones, the others."""
     rows = []
-    for name, at in seen.items():
+    for name, (at, before) in seen.items():
         worker = look.workers.get(name)
         running = sorted(worker.running or [], key=lambda task: task.began) if worker else []
         longest = max(look.at - running[0].began, 0.0) if running else None
+        limit = limits.get(running[0].task, LONG) if running else LONG
         # Where workers cannot be asked, it is not known that one is lost.
         state = "online" if worker else "unknown" if look.unasked else "lost"
-        if longest is not None and longest > LONG:
+        if state == "lost" and any(
+            _replaces(each, before, look.at - at) for each in look.workers.values()
+        ):
+            state = "replaced"
+        if any(look.at - each.began > limits.get(each.task, LONG) for each in running):
             state = "hangs"
-        rows.append(Row(name, state, worker, running, longest, at))
-    order = {"lost": 0, "hangs": 1}
+        rows.append(Row(name, state, worker, running, longest, limit, at))
+    order = {"lost": 0, "hangs": 1, "replaced": 3}
     return sorted(rows, key=lambda row: (order.get(row.state, 2), row.name))
+
+
+def _replaces(worker: Worker, before: Worker, silent: float) -> bool:
+    """Has a worker begun, for the queues of one that is silent for so many seconds, about then?"""
+    young = worker.uptime is not None and worker.uptime < silent + _TURN
+    return young and (before.queues or set()) <= (worker.queues or set())

@@ -22,10 +22,12 @@ from gateway.admin.pages.compared import body, pairs
 from gateway.admin.pages.counted import Answers
 from gateway.admin.pages.deliveries import first_commands, typed
 from gateway.admin.pages.delivery import commands, editable, edited, story, timeline
+from gateway.admin.pages.overview import failures
 from gateway.admin.pages.sources import NEXT, others, verdict
-from gateway.admin.pages.workers import LONG, listed
+from gateway.admin.pages.workers import LONG, limits, listed
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
+from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
 from gateway.journal import entry as states
 from gateway.journal.entry import Entry
 from gateway.strategies.workers import Running, Worker
@@ -324,18 +326,52 @@ def test_what_is_typed_becomes_filters():
 
 def test_lost_and_hanging_workers_come_first():
     def worker(*began: float) -> Worker:
-        return Worker(running=[Running("1", "t", each, True) for each in began])
+        running = [Running("1", "t", each, True) for each in began]
+        return Worker(running=running, queues={"q"}, uptime=1_000)
 
     at = 10_000.0
     look = Look(at, workers={"a": worker(), "b": worker(at - 1, at - LONG - 1), "c": worker(at)})
-    seen = {"a": at, "b": at, "c": at, "d": at - 60}
-    rows = listed(look, seen)
+    seen = {**{name: (at, each) for name, each in look.workers.items()}, "d": (at - 60, worker())}
+    rows = listed(look, seen, {})
     assert [(row.name, row.state) for row in rows] == [
         ("d", "lost"), ("b", "hangs"), ("a", "online"), ("c", "online"),
     ]  # fmt: skip
     assert rows[1].longest == LONG + 1 and rows[2].longest is None
-    unasked = listed(Look(at, unasked="no answer"), seen)
+    unasked = listed(Look(at, unasked="no answer"), seen, {})
     assert {row.state for row in unasked} == {"unknown"}
+
+
+def test_a_task_hangs_when_its_callers_have_waited_for_ten_deadlines():
+    routes = [
+        {"path": "/a", "task": "quick", "deadline": 3},
+        {"path": "/b", "task": "quick", "deadline": 5},
+        {"path": "/c", "task": "both", "deadline": 3},
+        {"path": "/d", "task": "both", "deadline": 3, "answer": "accept"},
+        {"path": "/e", "task": "slow", "deadline": 600},
+    ]
+    found = limits(Config(routes=routes))  # type: ignore[arg-type] # as a file has it
+    assert found == {"quick": 50, "both": LONG, "slow": LONG}
+    at = 10_000.0
+    for task, seconds, state in (("quick", 49, "online"), ("quick", 51, "hangs"),
+                                 ("other", LONG + 1, "hangs"), ("both", 51, "online")):  # fmt: skip
+        look = Look(at, workers={"a": Worker(running=[Running("1", task, at - seconds, True)])})
+        (row,) = listed(look, {"a": (at, look.workers["a"])}, found)
+        assert row.state == state
+
+
+@pytest.mark.parametrize(
+    ("uptime", "queues", "state"),
+    [
+        (150, {"q", "r"}, "replaced"),
+        (200, {"q"}, "lost"),
+        (10, {"r"}, "lost"),
+        (None, {"q"}, "lost"),
+    ],
+)
+def test_a_worker_is_not_lost_where_another_has_begun_for_its_queues(uptime, queues, state):
+    look = Look(1_000.0, workers={"new": Worker(queues=queues, uptime=uptime)})
+    seen = {"new": (1_000.0, look.workers["new"]), "old": (940.0, Worker(queues={"q"}))}
+    assert {row.name: row.state for row in listed(look, seen, {})}["old"] == state
 
 
 def test_quantiles_are_bounds_of_buckets():
@@ -362,6 +398,16 @@ def test_why_a_source_is_refused_is_told_by_what_was_before():
     told = verdict("mismatch", last, at(10), begun)
     assert told == "one 1.0 has started in between: compare its secrets with those of before."
     assert verdict("mismatch", last, at(40), begun) == "It is signed rightly now."
+
+
+def test_most_failures_are_found_by_how_they_were_answered():
+    def slot(errors: int, later: int) -> Slot:
+        counts = [0] * WIDTH
+        counts[STATUSES.index("504")], counts[LATER] = errors, later
+        return Slot(0, 10, counts)
+
+    assert failures(slot(6, 0)) == failures(slot(2, 2)) == {"status": "5xx"}
+    assert failures(slot(1, 2)) == {"state": "failed,dead-lettered,expired"}
 
 
 def test_what_is_refused_for_something_else_is_told_with_the_next_step():
