@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import NoReturn
 
 from gateway.errors import ConfigError, GatewayError
 from gateway.plugins import Plugins, others
@@ -84,12 +86,24 @@ def _too_old() -> Iterator[str]:
                     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one line, with the name that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        text, _, choices = message.partition(" (choose from ")
+        near = similar(text.rpartition(" ")[2].strip("'"), re.findall(r"[\w-]+", choices))
+        if near:
+            self.exit(2, f"{self.prog}: {text}; did you mean {near}?\n")
+        message = re.sub("invalid (int|float) value: ", "has to be a number, and not ", message)
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists what there is\n")
+
+
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:
     """End the process, as no option of the `command` has these names; exit code 2."""
     options = [option for action in command._actions for option in action.option_strings]
     near = similar(unknown[0].partition("=")[0], options)
-    hint = f"; did you mean {near}?" if near else ""
-    command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    hint = f"did you mean {near}?" if near else f"`{command.prog} --help` lists what there is"
+    command.exit(2, f"{command.prog}: unrecognized arguments: {' '.join(unknown)}; {hint}\n")
 
 
 def command_line(names: Iterable[str]) -> argparse.ArgumentParser:
@@ -98,7 +112,7 @@ def command_line(names: Iterable[str]) -> argparse.ArgumentParser:
     A command of another package is in the parser if `names` has it: to look for all of them would
     take longer than everything else that `gateway --help` does.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gateway",
         description="An HTTP-to-Celery gateway for webhooks.",
         epilog="An option without a command means `serve`. Other packages may bring further "
@@ -121,7 +135,7 @@ def command_line(names: Iterable[str]) -> argparse.ArgumentParser:
 def _print_version(argv: list[str]) -> int:
     from gateway import __version__
 
-    parser = argparse.ArgumentParser(prog="gateway --version", description="Print the version.")
+    parser = _Parser(prog="gateway --version", description="Print the version.")
     parser.add_argument(
         "--plugins",
         action="store_true",

@@ -102,7 +102,7 @@ def no_answer(config: Config, url: str, exc: Exception) -> GatewayError:
     away = isinstance(exc, Unanswered)
     name = "state_url" if config.state_url and url == config.state else "result_backend"
     remedy = f"; start it, or correct {name} (GATEWAY_{name.upper()})" if away else ""
-    return GatewayError(f"{without_password(url)}: {exc}{remedy}")
+    return GatewayError(f"{without_password(url)}: {str(exc).rstrip('.')}{remedy}")
 
 
 def remedied(config: Config, url: str, run: Ask) -> Ask:

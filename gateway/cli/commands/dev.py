@@ -7,11 +7,13 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gateway.cli.local import first_task
 from gateway.cli.local.plan import (
@@ -38,6 +40,7 @@ from gateway.stores import result_store
 
 #: Servers whose output is shown only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
+_PATIENCE = 2.0  # seconds for connecting to a server that is there already
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +183,10 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
     for what, url, name in (("broker", broker, BROKER), ("result store", results, RESULTS)):
         if url not in ("", EMBEDDED, RABBITMQ):
             own = f"unset {name} to have a private one started"
-            _say(f"using the {what} {result_store.without_password(url)}, as it is; {own}")
+            shown = result_store.without_password(url)
+            if not any(map(_listens, url.split(";"))):
+                raise ConfigError([f"{name}: nothing listens at {shown}: start it, or {own}"])
+            _say(f"using the {what} {shown}, as it is; {own}")
     if broker == EMBEDDED or not results:
         _say("starting the embedded server")
         # `gateway check` would warn of a server that keeps nothing.
@@ -194,6 +200,19 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
         servers.append(stack.rabbitmq())
         broker = servers[-1].url
     return broker, results, servers
+
+
+def _listens(url: str) -> bool:
+    """Tell whether a server accepts connections at a URL; one without a host is not asked."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return True
+    port = parts.port or {"amqp": 5672, "amqps": 5671, "sentinel": 26379}.get(parts.scheme, 6379)
+    try:
+        socket.create_connection((parts.hostname, port), _PATIENCE).close()
+    except OSError:
+        return False
+    return True
 
 
 def _say(*lines: str) -> None:

@@ -82,8 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         text = "gateway: the body was the scheme's sample; send your own: --data TEXT or @FILE"
         print(text, file=sys.stderr)
     elif status == 204:
-        text = "gateway: a 204: perhaps no route takes this event, and no task ran; the log says so"
-        print(text, file=sys.stderr)
+        event = f"the event {arguments.event!r}" if arguments.event else "no event (see --event)"
+        text = f"a 204: it was sent with {event}, which perhaps no route takes; the log says so"
+        print(f"gateway: {text}", file=sys.stderr)
     return 0 if 200 <= status < 300 else 1
 
 

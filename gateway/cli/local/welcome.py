@@ -100,10 +100,12 @@ def _sent(config: Config, path: Path | None, url: str) -> list[str]:
     """Return commands that send a delivery, for each of the first few sources."""
     found = {route.source: route.path for route in reversed(config.routes) if route.source}
     file = f" --config {shlex.quote(str(path))}" if path else ""
-    return [
+    names = sorted(found)
+    lines = [
         f"    gateway send --as {shlex.quote(name)}{file} {shlex.quote(url + found[name])}"
-        for name in sorted(found)[:_FEW]
+        for name in names[:_FEW]
     ]
+    return [*lines, f"    as well: {', '.join(names[_FEW:])}"] if names[_FEW:] else lines
 
 
 def _message(config: Config, url: str) -> str:

@@ -12,7 +12,11 @@ from gateway.cli import main
     [
         (["serve", "--prot", "80"], "gateway serve", "--prot 80; did you mean --port?"),
         (["--prot=80"], "gateway serve", "--prot=80; did you mean --port?"),
-        (["check", "extra"], "gateway check", "extra"),
+        (
+            ["check", "extra"],
+            "gateway check",
+            "extra; `gateway check --help` lists what there is",
+        ),
         (
             ["send", "--as", "x", "http://127.0.0.1/", "--evnt", "e"],
             "gateway send",
@@ -29,8 +33,30 @@ def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage
     with pytest.raises(SystemExit) as ended:
         main(argv)
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.startswith(f"usage: {usage} ")
-    assert said.endswith(f"error: unrecognized arguments: {words}\n")
+    assert (ended.value.code, said) == (2, f"{usage}: unrecognized arguments: {words}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "command", "words"),
+    [
+        (["serv"], "gateway", "argument COMMAND: invalid choice: 'serv'; did you mean serve?"),
+        (
+            ["completion", "zhs"],
+            "gateway completion",
+            "argument shell: invalid choice: 'zhs'; did you mean zsh?",
+        ),
+        (
+            ["serve", "--port", "abc"],
+            "gateway serve",
+            "argument --port: has to be a number, and not 'abc'; `gateway serve --help` lists what "
+            "there is",
+        ),
+    ],
+)
+def test_a_wrong_word_is_told_in_one_line_with_the_nearest(capsys, argv, command, words):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"{command}: {words}\n")
 
 
 @pytest.mark.parametrize(("package", "version"), [("redis", "5.2.1"), ("pydantic", "1.10.27")])

@@ -1,7 +1,9 @@
 """What `gateway dev` says of tasks that the worker of an app does not have, and of variables."""
 
+import socket
 from types import SimpleNamespace
 
+from gateway.cli import main
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import Plan
 from gateway.cli.local.welcome import warnings, welcome
@@ -57,3 +59,29 @@ def test_the_variables_that_other_commands_need_are_named(tmp_path):
     lines = welcome(Config(sources=SOURCES), plan, "shop", server, {})
 
     assert "These commands read the variables NEW, OLD, too: set the same there." in lines
+
+
+def test_a_few_sources_have_a_command_and_the_others_are_named():
+    names = ["a", "b", "c", "d", "e"]
+    routes = [{"path": f"/{name}", "source": name, "task": "mail"} for name in names]
+    config = Config(sources=dict.fromkeys(names, SOURCES["hub"]), routes=routes)
+    server = SimpleNamespace(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
+
+    lines = welcome(config, Plan("amqp://", "redis://", None, False, {}, {}), "shop", server, {})
+
+    assert "    gateway send --as c http://127.0.0.1:1/c" in lines
+    assert "    as well: d, e" in lines
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_is_started(capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        url = f"amqp://user:secret@127.0.0.1:{one.getsockname()[1]}"
+    monkeypatch.setenv("GATEWAY_BROKER_URL", f"{url};{url}/other")
+    monkeypatch.setenv("GATEWAY_RESULT_BACKEND", "redis+socket:///tmp/none")
+
+    assert main(["dev"]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("gateway: GATEWAY_BROKER_URL: nothing listens at amqp://user")
+    assert said.endswith(": start it, or unset GATEWAY_BROKER_URL to have a private one started\n")
+    assert "secret" not in said and len(said.splitlines()) == 1
