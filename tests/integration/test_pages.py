@@ -340,6 +340,7 @@ def test_routes_are_shown_as_they_are_in_force_without_secrets(gateway):
     assert "/wait/{shop}" in told and "source.secrets hidden 1 key" in told
     assert 'events ["push"]' in told and "answer wait default" in told
     assert SECRET not in found[2]
+    assert re.search(r"How long each part took .* Published [\d.]+ ms, [\d.]+ ms .*Answered", told)
     idle = text(ask(gateway, "/routes?open=/nobody"))
     assert re.search(r"nobodys \d waiting, no consumer", idle)
 

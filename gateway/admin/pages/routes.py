@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import aclosing, suppress
+from itertools import chain
+from statistics import median
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from gateway.admin.api.operations import PATIENCE
 from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
+from gateway.admin.pages.delivery import timeline
 from gateway.admin.pages.view import View
+from gateway.archive.reading import reading
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.errors import GatewayError
+from gateway.journal.entry import Entry
+from gateway.journal.filter import Filter
 
 #: Settings that mean nothing without another one.
 _NEEDS = {
@@ -19,6 +30,7 @@ _NEEDS = {
     "fair_queues": "fair_by",
     "declare": "queue",
 }
+_NEWEST = 200  # deliveries whose parts are told
 _HIDDEN = "**********"  # what pydantic writes in place of a secret
 
 
@@ -43,10 +55,46 @@ class Routes(View):
                 route.queue_names],
             })  # fmt: skip
         opened = self.get_query_argument("open", "")
+        stages = await _stages(config, opened) if opened in answers else []
         return {
             "in_force": in_force, "look": look, "opened": opened, "rows": rows,
-            "started": STARTED,
+            "stages": stages, "started": STARTED,
         }  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """How long a part of deliveries took, in seconds: of how many, the median and the longest."""
+
+    name: str
+    many: int
+    median: float
+    most: float
+
+
+async def _stages(config: Config, path: str) -> list[Stage]:
+    """Return the parts of the newest deliveries of a route, as the timeline of each has them."""
+    found: list[Entry] = []
+    if not (config.journal or config.archive):
+        return []
+    with suppress(GatewayError):  # the page of servers tells it
+        async with (
+            reading(config) as reader,
+            aclosing(reader.find(Filter(route=path), patience=PATIENCE)) as entries,
+        ):
+            async for entry in entries:
+                found.append(entry)
+                if len(found) == _NEWEST:
+                    break
+    return stages(config, found)
+
+
+def stages(config: Config, entries: Iterable[Entry]) -> list[Stage]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        for event in chain(*timeline(config, entry)):
+            if event.at:
+                seconds[event.name].append(event.at - event.since)
+    return [Stage(name, len(some), median(some), max(some)) for name, some in seconds.items()]
 
 
 def settings(model: BaseModel, without: set[str]) -> list[tuple[str, str, bool, bool]]:
