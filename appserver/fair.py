@@ -55,7 +55,13 @@ class FairNames(bootsteps.Step):
 
     def create(self, worker: Any) -> None:
         queues = worker.app.amqp.queues
-        for name, some in _fair_queues(worker.app).items():
+        try:
+            found = _fair_queues(worker.app)
+            _prefetch(os.environ)  # also where nothing is fair
+        except ImproperlyConfigured as exc:
+            # Celery would write a traceback, as of an error in its code.
+            raise SystemExit(f"appserver: {exc}") from exc
+        for name, some in found.items():
             if name in queues.consume_from:
                 for queue in some:
                     queues.select_add(queue)

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from celery.exceptions import ImproperlyConfigured
+from kombu.transport import TRANSPORT_ALIASES as TRANSPORTS
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -72,6 +73,12 @@ def _worker(environ: Mapping[str, str]) -> dict[str, Any]:
 def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Make the broker's settings; `url` may be a list separated by ``;`` and tried in turn."""
     schemes = {part.partition(":")[0] for part in url.split(";")}
+    if unknown := sorted(each for each in schemes if each.partition("+")[0] not in TRANSPORTS):
+        raise ImproperlyConfigured(
+            f"GATEWAY_BROKER_URL begins with {unknown[0]!r}; it has to begin with amqp, amqps, "
+            "redis or rediss"
+        )
+    _check_numbers("GATEWAY_BROKER_URL", url)
     if len(schemes) > 1:
         raise ImproperlyConfigured(
             f"GATEWAY_BROKER_URL mixes {', '.join(sorted(schemes))}: use one scheme for all URLs"
@@ -93,6 +100,31 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
+def _check_numbers(name: str, url: str) -> None:
+    """Raise ImproperlyConfigured where the port of a URL, or the database of Redis, is no number.
+
+    The text has not the URL, which may have a password.
+    """
+    for part in url.split(";"):
+        try:
+            parts = urlsplit(part)
+            wrong = parts.port == 0 and "port"
+        except ValueError:
+            wrong = "port"
+        database = parts.path.strip("/")
+        if (
+            parts.scheme in ("redis", "rediss", "sentinel")
+            and database
+            and not database.isdecimal()
+        ):
+            wrong = wrong or "database"
+        if wrong:
+            raise ImproperlyConfigured(
+                f"{name}: the {wrong} is no number that can be used; it has to be as in "
+                f"{parts.scheme}://HOST:PORT/{'0' if wrong == 'database' else '...'}"
+            )
+
+
 def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Make the result backend's settings; an empty `url` means that nothing is stored."""
     if not url:
@@ -103,6 +135,7 @@ def _results(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
             f"GATEWAY_RESULT_BACKEND begins with {scheme!r}; it has to begin with one of"
             f" {', '.join(STORES)}"
         )
+    _check_numbers("GATEWAY_RESULT_BACKEND", url)
     # Celery's own retries are used (below). Those of its Redis backend would multiply them, and do
     # not cover reading.
     options: dict[str, Any] = {"retry_policy": {"max_retries": 0}}

@@ -20,8 +20,12 @@ def check_levels(value: Any, text: str) -> None:
     `json` raises the same error at Python's own limit.
     """
     # Counting the brackets takes about 1 us for 1 KB, and few brackets cannot be nested deep.
-    if text.count("[") + text.count("{") <= MAX_LEVELS:
-        return
+    if text.count("[") + text.count("{") > MAX_LEVELS:
+        check_depth(value)
+
+
+def check_depth(value: Any) -> None:
+    """Raise RecursionError where `value` has more than `MAX_LEVELS` levels."""
     level = [value] if isinstance(value, _INNER) else []
     levels = 0
     while level:

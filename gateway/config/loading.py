@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway import nesting
 from gateway.config import cross_checks
 from gateway.config.problems import explain, member
 from gateway.config.settings import Config
@@ -57,6 +58,9 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
     problems: list[str] = []
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
+    for name in sorted(environ):
+        if name.startswith(_NAME) and not _is_text(environ[name]):
+            problems.append(f"environment {name}: it is not UTF-8")
     for name, value in file.items():
         values[name] = _secrets(value, f"{path}: {name}", environ, problems)
         places[name] = f"{path}: "
@@ -201,7 +205,9 @@ def _read(environ: Mapping[str, str], path: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        return tomllib.loads(file.read_text("utf-8-sig"))
+        found = tomllib.loads(file.read_text("utf-8-sig"))
+        nesting.check_depth(found)
+        return found
     except OSError as exc:
         leave = "unset GATEWAY_CONFIG" if path is None else "leave out --config"
         name = "GATEWAY_CONFIG" if path is None else "--config"
@@ -210,9 +216,16 @@ def _read(environ: Mapping[str, str], path: Path | None) -> dict[str, Any]:
         raise ConfigError([f"{problem}; {remedy}"]) from exc
     except UnicodeDecodeError as exc:
         raise ConfigError([f"{file}: byte {exc.start} is not UTF-8; save it as that"]) from exc
+    except RecursionError as exc:
+        raise ConfigError([f"{file}: it is nested over {nesting.MAX_LEVELS} levels deep"]) from exc
     except tomllib.TOMLDecodeError as exc:
         hint = "; write [[routes]] for each route" if "('routes',)" in str(exc) else ""
         raise ConfigError([f"{file}: not valid TOML: {exc}{hint}"]) from exc
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether a variable had UTF-8: Python has halves of characters for what is not."""
+    return text.encode(errors="replace").decode() == text
 
 
 def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[str]) -> Any:
@@ -231,9 +244,11 @@ def _secrets(value: Any, place: str, environ: Mapping[str, str], problems: list[
             )
         return value
     if value.keys() == {"env"}:
-        if isinstance(value["env"], str) and value["env"] in environ:
-            return Text(environ[value["env"]])
-        problems.append(f"{place}: the environment variable {value['env']} is not set")
+        text = environ.get(value["env"]) if isinstance(value["env"], str) else None
+        if text is not None and _is_text(text):
+            return Text(text)
+        wrong = "set" if text is None else "UTF-8"
+        problems.append(f"{place}: the environment variable {value['env']} is not {wrong}")
         return ""
     if value.keys() == {"file"}:
         try:

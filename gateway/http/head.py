@@ -16,6 +16,7 @@ from gateway.errors import BadRequest, BodyTooLarge, EncodingNotAccepted
 from gateway.http.connection import Headers
 
 _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
+_absolute = re.compile("https?://", re.IGNORECASE).match
 # RFC 9110, 7.2; user information and paths are not allowed in it.
 _host = re.compile(
     r"[A-Za-z0-9._~%!$&'()*+,;=\-]*(:[0-9]*)?|\[[0-9A-Fa-f:.]+\](:[0-9]*)?"
@@ -26,9 +27,9 @@ _length = re.compile(r"[0-9]{1,18}").fullmatch
 
 def split_target(target: str) -> tuple[str, str]:
     """Split a request target into its path and query."""
-    if target.startswith(("http://", "https://")):  # RFC 9112, 3.2.2: the absolute form
-        target = "/" + target.split("/", 3)[3] if target.count("/") > 2 else "/"
     path, _, query = target.partition("?")
+    if not path.startswith("/") and _absolute(path):  # RFC 9112, 3.2.2
+        path = "/" + path.partition("://")[2].partition("/")[2]
     return path, query
 
 

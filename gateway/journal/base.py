@@ -46,6 +46,18 @@ class Refusal(NamedTuple):
     state: str = REFUSED
 
 
+#: How a replay is begun, or what is in its way: one that is being published, one that has not ended
+#: within the time that this takes, or one that has.
+BEGUN, UNDER_WAY, INTERRUPTED, RUN = "begun", "under way", "interrupted", "run"
+
+
+class Begun(NamedTuple):
+    """One of the above, and the task of that replay; "": there is no such delivery."""
+
+    how: str
+    task_id: str
+
+
 class Size(NamedTuple):
     """What `JournalStore.trim` has ``removed``, and which deliveries with a message are left.
 
@@ -163,18 +175,25 @@ class JournalStore(ABC):
         """
 
     @abstractmethod
-    async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:
+    async def begin_replay(
+        self, delivery_id: str, task_id: str, before: str, again: bool = False
+    ) -> Begun:
         """Write that a delivery is about to be published as `task_id`, if its task is `before`.
 
-        Return None if it is, otherwise the id of the task that is in the way: of a replay that has
-        begun and not ended, else of one that has ended; "" if there is no such delivery.
+        With `again` one that was interrupted begins again, as the task that it was.
         """
 
     @abstractmethod
     async def end_replay(
-        self, delivery_id: str, task_id: str, taken: bool, runs: Sequence[Mapping[str, Any]] = ()
+        self,
+        delivery_id: str,
+        task_id: str,
+        taken: bool | None,
+        runs: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Write how the replay that has begun as `task_id` has ended, if it has not yet.
+
+        None: it is not known whether the broker has taken it, so it is interrupted from now on.
 
         If the broker has `taken` the task, it is the delivery's from now on, which is open again in
         the state *replayed*, without error and attempts, has been replayed once more, and its

@@ -21,6 +21,7 @@ from gateway.journal.base import (
     LEAST,
     MINUTES,
     NOT_ANSWERED,
+    Begun,
     Change,
     Failing,
     JournalStore,
@@ -54,6 +55,7 @@ _SILENCE = 15.0  # seconds without a change after which Redis is asked whether i
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
 _PAGE, _CALLS = 100, 262_144
 _LOOKED = 250  # deliveries that a query looks at, where not all are looked for
+_ENDING = 2.0  # seconds for a replay beside those until it is confirmed
 _GROUPS = 100  # groups a query
 
 
@@ -132,20 +134,28 @@ class RedisStore(JournalStore):
             self._drops, *fields,
         )  # fmt: skip
 
-    async def begin_replay(self, delivery_id: str, task_id: str, before: str) -> str | None:
+    async def begin_replay(
+        self, delivery_id: str, task_id: str, before: str, again: bool = False
+    ) -> Begun:
         keys = (self._keys.of(delivery_id), *self._marks)
-        about = (task_id, before, delivery_id)
-        other = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
-        return None if other is None else str(other, "utf-8")
+        lasts = int((self._config.confirm_timeout + _ENDING) * 1000)
+        about = (task_id, before, delivery_id, int(again), lasts)
+        found = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
+        return Begun(*(str(each, "utf-8") for each in found))
 
     async def end_replay(
-        self, delivery_id: str, task_id: str, taken: bool, runs: Sequence[Mapping[str, Any]] = ()
+        self,
+        delivery_id: str,
+        task_id: str,
+        taken: bool | None,
+        runs: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         keys = self._keys
         await self._run(
             "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
             keys.of(delivery_id), keys.open, *self._marks,
-            delivery_id, task_id, int(taken), FIRST_LOOK, keys.changes, json.dumps(runs),
+            delivery_id, task_id, "" if taken is None else int(taken), FIRST_LOOK, keys.changes,
+            json.dumps(runs),
         )  # fmt: skip
 
     async def get(self, delivery_id: str) -> Entry | None:

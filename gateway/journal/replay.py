@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from gateway import audit
@@ -26,7 +26,7 @@ from gateway.errors import (
     RequestError,
     Unroutable,
 )
-from gateway.journal.base import NOT_ANSWERED, JournalStore
+from gateway.journal.base import BEGUN, INTERRUPTED, NOT_ANSWERED, UNDER_WAY, JournalStore
 from gateway.journal.entry import RECEIVED, Entry, ended, iso_now
 from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
@@ -186,21 +186,22 @@ class Replays:
             why = f"cannot be replayed as it was: {entry.unsendable}"
             return Replay(entry.id, problem=why)
         task_id = self._ids.new()
-        other = await self._store.begin_replay(entry.id, task_id, entry.task_id)
-        if other is not None:
-            if not other:
-                return gone
-            if other != entry.replaying:
-                return Replay(entry.id, problem=f"another replay has just begun it: task {other}")
-            if not again:
-                why = "an earlier replay was interrupted, and may run; see `again`"
-                return Replay(entry.id, other, why, may_have_run=True)
-            task_id = other
+        begun = await self._store.begin_replay(entry.id, task_id, entry.task_id, again)
+        if begun.how == INTERRUPTED:
+            why = "an earlier replay was interrupted, and may run; see `again`"
+            return Replay(entry.id, begun.task_id, why, may_have_run=True)
+        if begun.how != BEGUN:
+            now = "publishes it just now" if begun.how == UNDER_WAY else "has just run it"
+            why = f"another replay {now}: task {begun.task_id}"
+            return Replay(entry.id, problem=why) if begun.task_id else gone
+        task_id = begun.task_id
         resent = {"resent_at": iso_now(), "by": audit.acting.get()}
         runs = [*entry.runs, entry.run() | resent]
         try:
             await self._publish(entry, task_id)
         except NotConfirmed:
+            with suppress(GatewayError):  # its time ends by itself
+                await self._store.end_replay(entry.id, task_id, taken=None)
             return Replay(entry.id, task_id, "not confirmed, but may run", unavailable=True)
         except RequestError as exc:
             await self._store.end_replay(entry.id, task_id, taken=False)

@@ -308,32 +308,45 @@ return status and 'error' or 'unknown'
 """
 )
 
-# Writes that a replay is about to be published, so that no other replay is. Returns the task id of
-# the replay that is under way already, '' if the delivery is gone, or nothing. KEYS: the hash,
-# changed, missed. Arguments: its new task id, the task id that it must have now, its id
+# Writes that a replay is about to be published, so that no other replay is. Returns 'begun' and its
+# task id, or what is in the way, and the id of that one's task: a replay that is 'under way' or was
+# 'interrupted', or one that has 'run' ('': the delivery is gone). KEYS: the hash, changed, missed.
+# Arguments: its new task id, the task id that it must have now, its id, 1 to publish the task of an
+# interrupted one again, for how long one is under way (ms)
 BEGIN_REPLAY = (
     _MARK
     + """
-local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying')
+local now = math.floor(microseconds() / 1000)
+local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying', 'replaying_at')
 if before[2] then
-    return before[2]
+    if before[3] and math.abs(now - before[3]) < tonumber(ARGV[5]) then
+        return {'under way', before[2]}
+    elseif ARGV[4] == '0' then
+        return {'interrupted', before[2]}
+    end
+    ARGV[1] = before[2]
 elseif before[1] ~= ARGV[2] then
-    return before[1] or ''
+    return {'run', before[1] or ''}
 end
-redis.call('HSET', KEYS[1], 'replaying', ARGV[1])
+redis.call('HSET', KEYS[1], 'replaying', ARGV[1], 'replaying_at', now)
 if KEYS[2] then
     redis.call('ZADD', KEYS[2], microseconds(), ARGV[3])
 end
+return {'begun', ARGV[1]}
 """
 )
 
 # Writes how a replay's publishing has ended. KEYS: the hash, open, changed, missed.
-# Arguments: id, its task id, 1 if the broker has taken it, first look (ms from now), channel, the
-# runs until now
+# Arguments: id, its task id, 1 if the broker has taken it, 0 if not, '' if that is not known, first
+# look (ms from now), channel, the runs until now
 END_REPLAY = (
     _MARK
     + """
 if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
+    return
+end
+redis.call('HDEL', KEYS[1], 'replaying_at')
+if ARGV[3] == '' then
     return
 end
 redis.call('HDEL', KEYS[1], 'replaying')

@@ -193,6 +193,12 @@ class Supervisor:
             if getattr(config, name) != value:
                 log.warning("%s stays %s: it changes only with a restart", name, value)
         config = config.model_copy(update=bound)
+        if "routes" in self.config.model_fields_set - config.model_fields_set:
+            # As of a file that is being written: each sender would be answered with a 404.
+            log.error(
+                "not reloaded: the file has no [[routes]] any more; start anew if it is meant"
+            )
+            return
         if found := problems(config):
             for problem in found:
                 log.error("not reloaded: %s", problem)

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from gateway.answer import Answer, of_outcome
 from gateway.celery_message import decode_result
-from gateway.clock import time
+from gateway.clock import monotonic, time
 from gateway.config.route import RESULTS, Route
 from gateway.config.settings import Config
 from gateway.errors import NotFound, ResultExpired, ResultsUnavailable, StoreError
@@ -117,7 +117,8 @@ class ResultURLs:
         self._prefix = result_store.key_prefix(config)
         self._base = (config.public_url or "") + RESULTS
         self._life = config.result_expires
-        self._ahead = 0.0  # seconds by which Redis' clock is ahead of ours
+        # What makes of monotonic time that of Redis: ours, which may jump, until it is known.
+        self._ahead = time() - monotonic()
         if store is not None:
             store.on_connected.append(self._ask_time)
 
@@ -161,7 +162,7 @@ class ResultURLs:
         return of_outcome(outcome, ticket.content_type)
 
     def _now(self) -> float:
-        return time() + self._ahead
+        return monotonic() + self._ahead
 
     def _ask_time(self) -> None:
         assert self._store is not None
@@ -171,4 +172,4 @@ class ResultURLs:
     def _take_time(self, reply: Future[Any]) -> None:
         if not reply.cancelled() and reply.exception() is None:
             seconds, microseconds = reply.result()
-            self._ahead = int(seconds) + int(microseconds) / 1e6 - time()
+            self._ahead = int(seconds) + int(microseconds) / 1e6 - monotonic()

@@ -18,8 +18,12 @@ import pytest
 from gateway.config.settings import Config
 from gateway.errors import GatewayError, Unanswered
 from gateway.journal.base import (
+    BEGUN,
     FIRST_LOOK,
+    INTERRUPTED,
     NOT_ANSWERED,
+    RUN,
+    UNDER_WAY,
     JournalStore,
     Refusal,
     Row,
@@ -159,7 +163,7 @@ async def unmarked(store: JournalStore) -> list[str]:
 
 
 async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):
-    assert await store.begin_replay(delivery_id, task_id, before) is None
+    assert await store.begin_replay(delivery_id, task_id, before) == (BEGUN, task_id)
     await store.end_replay(delivery_id, task_id, taken=True)
 
 
@@ -440,16 +444,43 @@ async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
 async def test_a_replay_is_exclusive(use: Use):
     async with use() as store, use() as other:
         await store.write([answered("one", FAILED)])
-        assert await store.begin_replay("gone", "second", "first") == ""
+        assert await store.begin_replay("gone", "second", "first") == (RUN, "")
 
-        assert await store.begin_replay("one", "second", "first") is None
+        assert await store.begin_replay("one", "second", "first") == (BEGUN, "second")
 
         assert (await got(store, "one")).replaying == "second"
-        assert await other.begin_replay("one", "third", "first") == "second"
+        for again in (False, True):
+            assert await other.begin_replay("one", "third", "first", again) == (UNDER_WAY, "second")
         await store.end_replay("one", "second", taken=True)
         # Who has chosen it before the replay is told of it, too.
-        assert await other.begin_replay("one", "third", "first") == "second"
-        assert await other.begin_replay("one", "third", "second") is None
+        assert await other.begin_replay("one", "third", "first") == (RUN, "second")
+        assert await other.begin_replay("one", "third", "second") == (BEGUN, "third")
+
+
+@awaited
+async def test_of_many_who_publish_an_interrupted_replay_again_one_does(use: Use):
+    async with use() as store, use() as other:
+        await store.write([answered("one", FAILED)])
+        assert await store.begin_replay("one", "second", "first") == (BEGUN, "second")
+        await store.end_replay("one", "second", taken=None)
+        assert await other.begin_replay("one", "third", "first") == (INTERRUPTED, "second")
+        found = [
+            await some.begin_replay("one", f"t{n}", "first", again=True)
+            for n, some in enumerate((store, other, store))
+        ]
+        assert sorted(found) == [(BEGUN, "second"), *[(UNDER_WAY, "second")] * 2]
+        await store.end_replay("one", "second", taken=True)
+        assert ((await got(store, "one")).replays, (await got(store, "one")).replaying) == (1, "")
+
+
+@awaited
+async def test_a_replay_is_interrupted_when_it_has_not_ended_in_its_time(use: Use):
+    async with use(confirm_timeout=0.001) as store:
+        await store.write([answered("one", FAILED)])
+        await store.begin_replay("one", "second", "first")
+        async with asyncio.timeout(60):
+            while (await store.begin_replay("one", "third", "first")).how != INTERRUPTED:
+                await asyncio.sleep(0.1)
 
 
 @awaited
@@ -468,7 +499,7 @@ async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
         await store.end_replay("one", "second", taken=True)
         assert (await got(store, "one")).replays == 1
         await store.settle("one", "second", End(RUNNING))
-        assert await store.begin_replay("one", "third", "second") is None
+        assert await store.begin_replay("one", "third", "second") == (BEGUN, "third")
         runs = [{"state": FAILED, "resent_at": "2026-01-31T12:00:00.000+00:00"}]
         await store.end_replay("one", "third", taken=True, runs=runs)
         one = await got(store, "one")
@@ -487,7 +518,7 @@ async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
         await store.end_replay("one", "second", taken=False)
 
         assert await got(store, "one") == before
-        assert await store.begin_replay("one", "third", "first") is None
+        assert await store.begin_replay("one", "third", "first") == (BEGUN, "third")
 
 
 @awaited
@@ -605,7 +636,7 @@ async def test_deployments_do_not_see_each_other(use: Use):
 
         assert await other.get("one") is None and await ids(other) == []
         assert (await other.trim(100))[:4] == (0, 0, 0, 0)
-        assert await other.begin_replay("one", "second", "first") == ""
+        assert await other.begin_replay("one", "second", "first") == (RUN, "")
         assert await other.settle("one", "first", End(FAILED)) is None
         assert await until_due(store) == [("one", "first")]
         assert await other.due(100, *PAUSES) == []
@@ -704,7 +735,7 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         await store.archived(await store.changed(100, 1 << 20, 0.0))
         assert await changed(store) == []
         await store.write([later("two", ACCEPTED)])
-        assert await store.begin_replay("one", "second", "first") is None
+        assert await store.begin_replay("one", "second", "first") == (BEGUN, "second")
         assert sorted(await changed(store)) == ["one", "two"]
         await store.archived(await store.changed(100, 1 << 20, 0.0))
         await store.end_replay("one", "second", taken=True)

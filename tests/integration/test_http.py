@@ -190,11 +190,20 @@ async def test_sender_is_the_rightmost_address_that_is_not_trusted(serve, truste
 # Refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["http://x/xml?a=1", "https://x:1/xml?a=1", "http://x/?a=1"])
+@pytest.mark.parametrize(
+    "target",
+    ["http://x/xml?a=1", "https://x:1/xml?a=1", "http://x/?a=1", "http://x?a=1", "HTTP://x/?a=1"],
+)
 async def test_absolute_form_of_a_target_is_the_same(serve, target):
     async with await serve(arguments).open() as connection:
         answer = await connection.ask(request(target=target))
         assert b'"query":{"a":"1"}' in answer.body
+
+
+async def test_a_path_is_not_taken_from_the_query(serve):
+    async with await serve(arguments).open() as connection:
+        answer = await connection.ask(request(target="http://x?a=/xml"))
+        assert loads(answer.body)["delivery"]["route"] == "/"
 
 
 async def test_path_that_no_route_has_is_404(serve, client):

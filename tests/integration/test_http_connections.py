@@ -67,7 +67,13 @@ async def test_connection_is_kept_or_closed_as_asked(serve):
         for number in range(3):
             answer = await connection.ask(request(b"%d" % number))
             assert answer.body == b"%d" % number and "connection" not in answer.headers
+        answer = await connection.ask(request(b"kept", "/", "Connection: keep-alive, upgrade"))
+        assert "connection" not in answer.headers
         answer = await connection.ask(request(b"last", "/", "Connection: close"))
+        assert answer.headers["connection"] == "close"
+        assert await connection.at_end()
+    async with await gateway.open() as connection:
+        answer = await connection.ask(request(b"last", "/", "Connection: keep-alive, Close"))
         assert answer.headers["connection"] == "close"
         assert await connection.at_end()
     async with await gateway.open() as connection:

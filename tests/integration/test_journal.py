@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from gateway.cli.checks.finding import Finding
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal import redis_store, writing
+from gateway.journal.base import Begun
 from gateway.journal.entry import ACCEPTED, FAILED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.keys import Keys
@@ -174,7 +176,7 @@ def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
     class Expiring(RedisStore):
         """Loses a delivery between the look and the beginning of its replay."""
 
-        async def begin_replay(self, delivery_id: str, *args: str) -> str | None:
+        async def begin_replay(self, delivery_id: str, *args: Any) -> Begun:
             client.delete(Keys(config).of(delivery_id))
             return await super().begin_replay(delivery_id, *args)
 

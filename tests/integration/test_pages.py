@@ -157,6 +157,8 @@ def one(server: Server, **query: str) -> str:
 
 
 def test_a_browser_unlocks_the_pages_once(gateway):
+    for path in ("/deliveries/x/replay", "/failures/test", "/failures/0123456789abcdef/mute"):
+        assert ask(gateway, path)[0] == ask(gateway, path, method="HEAD")[0] == 405
     for path in ("/", "/deliveries", "/routes", "/workers", "/servers", "/sources", "/again"):
         status, headers, page = ask(gateway, path, "")
         assert (status, headers["cache-control"]) == (401, "no-store")

@@ -454,6 +454,10 @@ def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker
     config.write_text("processes = 0\n[[routes]]\n")
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: server.output().count("not reloaded") == 2)
+    # Nor when it is empty, as it is while somebody writes it.
+    config.write_text("")
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: "not reloaded: the file has no [[routes]] any more" in server.output())
     assert children(server) == old
     assert post(server, b"x").status == 200
 

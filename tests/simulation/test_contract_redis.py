@@ -735,12 +735,16 @@ def test_what_is_refused_is_read_with_the_deliveries(written):
 def test_a_replay_is_one_at_a_time(redis, key, written):
     begin = ("EVAL", journal.BEGIN_REPLAY, 1, f"{key}a")
     end = ("EVAL", journal.END_REPLAY, 2, f"{key}a", written.open, "a")
-    assert redis(*begin, "new", "task") == b""  # there is none
+    about = "a", 0, 60_000  # its id, and for how long it is under way (ms)
+    assert redis(*begin, "new", "task", *about) == [b"run", b""]  # there is none
     written.begin("a")
     written.answer("a", "accepted", 202)
-    assert redis(*begin, "new", "another") == b"task"
-    assert redis(*begin, "new", "task") is None
-    assert redis(*begin, "newer", "task") == b"new"
+    assert redis(*begin, "new", "another", *about) == [b"run", b"task"]
+    assert redis(*begin, "new", "task", *about) == [b"begun", b"new"]
+    assert redis(*begin, "newer", "task", *about) == [b"under way", b"new"]
+    assert redis(*end, "new", "", 0, written.changes, "[]") is None
+    assert redis(*begin, "newer", "task", *about) == [b"interrupted", b"new"]
+    assert redis(*begin, "newer", "task", "a", 1, 60_000) == [b"begun", b"new"]
     assert redis(*end, "newer", 1, 0, written.changes, "[]") is None
     assert redis(*end, "new", 1, 0, written.changes, "[]") is None
     fields = written.fields("a")

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from tornado.http1connection import HTTP1Connection
 from tornado.web import stream_request_body
 
+from gateway import nesting
 from gateway.admin.api.operations import NOT_REPLAYED, Refused, replay_delivery
 from gateway.admin.api.schema import One, ReplayWanted
 from gateway.admin.pages.bodies import shown
@@ -139,7 +140,7 @@ class Edit(View):
         try:
             text = self._received.decode()
             call = edited(entry, text)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise Refused(400, "bad-request", f"It is not what the task takes: {exc}") from None
         if text == before:
             raise Refused(409, NOT_REPLAYED, "Nothing was edited: send it again as it was")
@@ -197,6 +198,7 @@ def edited(entry: Entry, text: str) -> bytes:
         args[2] = text
     else:
         given = json.loads(text)
+        nesting.check_levels(given, text)
         if not isinstance(given, dict) or given.keys() != {"args", "kwargs"}:
             raise ValueError('write {"args": [...], "kwargs": {...}}')
         args, kwargs = given["args"], given["kwargs"]

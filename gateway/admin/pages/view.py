@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
 from pydantic import SecretStr
+from tornado.web import HTTPError
 
 from gateway import __version__
 from gateway.admin.api.guarded import Guarded
@@ -158,7 +159,7 @@ class View(Guarded):
 
     async def content(self, *path: str) -> dict[str, Any]:
         """Return the variables of the template; raises `Refused`, or `GatewayError` for a 503."""
-        raise NotImplementedError
+        raise HTTPError(405)  # what is not shown takes `allowed` only
 
     async def get(self, *path: str) -> None:
         await self.served(self._show(path))

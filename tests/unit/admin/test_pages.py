@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -247,6 +248,11 @@ def test_a_body_or_the_arguments_are_edited():
     for wrong in ("[", "[]", '{"args": []}', '{"args": 1, "kwargs": {}}'):
         with pytest.raises(ValueError):
             edited(called, wrong)
+    # More than a worker could read: see `gateway.nesting`.
+    for levels, fits in ((150, True), (250, False), (100_000, False)):
+        deep = f'{{"args": [{"[" * levels}{"]" * levels}], "kwargs": {{}}}}'
+        with nullcontext() if fits else pytest.raises(RecursionError):
+            edited(called, deep)
     raw = [[{}, {}, {"__type__": "base64", "__value__": "/w=="}], {}, {}]
     assert editable(replace(ENTRY, call=json.dumps(raw).encode())) is None
     long = json.dumps([[{}, {}, "x" * 300_000], {}, {}]).encode()

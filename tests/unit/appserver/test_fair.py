@@ -104,8 +104,19 @@ def test_the_app_gets_the_same_refusal(shop, number):
 
 def test_another_type_is_refused(shop, monkeypatch):
     monkeypatch.setenv("GATEWAY_FAIR_TYPE", "stream")
-    with pytest.raises(ImproperlyConfigured, match="classic or quorum"):
+    with pytest.raises(SystemExit, match="classic or quorum"):
         consumed(shop(fair={"orders": 4}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("QUEUES", "orders:abc"), ("QUEUES", "orders:2"), ("TYPE", "zz"), ("PREFETCH", "0")],
+)
+def test_a_wrong_variable_ends_the_worker_without_a_traceback(shop, monkeypatch, name, value):
+    monkeypatch.setenv(f"GATEWAY_FAIR_{name}", value)
+    worker = SimpleNamespace(app=shop())
+    with pytest.raises(SystemExit, match="^appserver: .*has to be|^appserver: .*write a queue"):
+        FairNames(worker).create(worker)
 
 
 class Channel:

@@ -47,6 +47,23 @@ def test_brokers_are_a_list_of_one_scheme():
         settings({"GATEWAY_BROKER_URL": "amqp://a//;amqps://b//"})
 
 
+@pytest.mark.parametrize(
+    ("name", "url", "told"),
+    [
+        ("BROKER_URL", "http://x", "begins with 'http'"),
+        ("BROKER_URL", "amqp://u:secret@h:abc//", "the port is no number"),
+        ("BROKER_URL", "amqp://h//;amqp://h:70000//", "the port is no number"),
+        ("BROKER_URL", "redis://h/abc", "the database is no number"),
+        ("RESULT_BACKEND", "redis://:secret@h/abc", "the database is no number"),
+        ("RESULT_BACKEND", "sentinel://h:26379/0;sentinel://h:x/0", "the port is no number"),
+    ],
+)
+def test_a_url_that_cannot_be_is_told_with_its_variable(name, url, told):
+    with pytest.raises(ImproperlyConfigured, match=f"^GATEWAY_{name}:? {told}") as error:
+        settings({f"GATEWAY_{name}": url})
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("", 300), ("60", 60), ("0.2", 1), ("90.5", 91)])
 def test_results_are_kept_as_long_as_the_gateway_expects(text, seconds):
     assert settings({"GATEWAY_RESULT_EXPIRES": text})["result_expires"] == seconds

@@ -489,6 +489,16 @@ def test_a_password_with_special_characters_is_told():
     assert "in a password write # / ? @ : as %23 %2F %3F %40 %3A" in found and "a#b" not in found
 
 
+def test_a_variable_that_is_not_utf_8_is_told(tmp_path):
+    text = os.fsdecode(b"amqp://\xff")
+    found = problems(environ={"GATEWAY_BROKER_URL": text})
+    assert found[0] == "environment GATEWAY_BROKER_URL: it is not UTF-8"
+    path = tmp_path / "gateway.toml"
+    path.write_text('secret_key = { env = "KEY" }')
+    (found,) = problems(environ={"KEY": text}, path=path)
+    assert found == f"{path}: secret_key: the environment variable KEY is not UTF-8"
+
+
 def test_a_mark_at_the_beginning_of_a_file_is_not_a_part_of_it(tmp_path):
     """Editors of Windows write it."""
     path, key = tmp_path / "gateway.toml", tmp_path / "key"
@@ -504,7 +514,12 @@ def test_tls_file_that_is_missing_is_told_with_its_variable():
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"port =", "not valid TOML: "), (b"# \xff", "byte 2 is not UTF-8; save it as that")],
+    [
+        (b"port =", "not valid TOML: "),
+        (b"# \xff", "byte 2 is not UTF-8; save it as that"),
+        (b"a = " + b"[" * 5_000 + b"]" * 5_000, "it is nested over 200 levels deep"),
+        (b"a." * 3_000 + b"b = 1", "it is nested over 200 levels deep"),
+    ],
 )
 def test_file_that_is_no_toml_is_one_problem(tmp_path, content, problem):
     path = tmp_path / "gateway.toml"

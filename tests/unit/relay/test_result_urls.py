@@ -160,6 +160,22 @@ def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monke
     asyncio.run(both())
 
 
+def test_a_clock_that_is_set_back_changes_nothing(monkeypatch):
+    settings = {"secret_key": "k" * 16, "public_url": "https://x", "result_expires": 300}
+    config = Config(routes=[Route(path="/")], **settings)
+
+    async def one() -> float:
+        store = Store(5_000)
+        results = ResultURLs(config, store)
+        store.on_connected.pop()()
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr("gateway.relay.result_urls.time", lambda: 1.0)
+        location = results.location(DELIVERY, TASK, config.routes[0])
+        return results.ticket(location.removeprefix("https://x")).expires
+
+    assert asyncio.run(one()) == 5_300
+
+
 def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
     config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
     ticket = Ticket(DELIVERY, TASK, time.time() + 100, "text/plain")
