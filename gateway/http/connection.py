@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, parse_hex_int
-from tornado.httputil import HTTPInputError, HTTPMessageDelegate, RequestStartLine
+from tornado.httputil import HTTPInputError, HTTPMessageDelegate
 
 from gateway.errors import BadRequest, HeaderTooLarge
 from gateway.http.stream import RequestRefused, Stream, bare_line_end
@@ -72,14 +72,6 @@ class Connection(HTTP1Connection):
     def last(self) -> bool:
         """Does the connection end after this request, because the client wants that?"""
         return self._disconnect_on_finish
-
-    def _can_keep_alive(  # type: ignore[override] # ours are a dict
-        self, start_line: RequestStartLine, headers: Headers
-    ) -> bool:
-        options = dict.get(headers, "connection", "")
-        if "," in options and "close" in map(str.strip, options.lower().split(",")):
-            return False  # RFC 9110, 7.6.1: it is a list
-        return super()._can_keep_alive(start_line, headers)  # type: ignore[arg-type]
 
     def end(self, last: bool) -> None:
         """Finish the request, whose answer was given to the stream; close if it is the `last`."""

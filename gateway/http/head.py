@@ -66,6 +66,15 @@ def check(start_line: RequestStartLine, headers: Headers, config: Config) -> int
     return None if chunked else size
 
 
+def is_last(headers: Headers) -> bool:
+    """Tell whether `close` is one of several connection options; RFC 9110, 7.6.1.
+
+    Tornado knows the option that is alone.
+    """
+    options = dict.get(headers, "connection", "")
+    return "," in options and "close" in map(str.strip, options.lower().split(","))
+
+
 def is_plain(host: str) -> bool:
     """Tell whether a host is an address, or localhost: no name that somebody else may own."""
     try:

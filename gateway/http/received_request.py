@@ -226,7 +226,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         if self.answered:
             return
         connection = self._connection
-        last = connection.last or self._shared.closing
+        last = connection.last or self._shared.closing or head.is_last(self._headers)
         kept = "keep-alive" if self._start.version == "HTTP/1.0" else ""
         self._write(answer, "close" if last else kept)
         connection.end(last)
