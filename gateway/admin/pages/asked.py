@@ -72,7 +72,7 @@ class Asked:
 
     async def look(self) -> Look:
         task = self._asking
-        if task is None or (task.done() and time() - task.result().at > FRESH):
+        if task is None or (task.done() and not 0 <= time() - task.result().at <= FRESH):
             task = self._asking = asyncio.create_task(_ask(self._supervisor.config))
         found = await asyncio.shield(task)
         known = {name: each for name, each in self.seen.items() if found.at - each[0] < _KNOWN}
