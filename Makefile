@@ -37,9 +37,11 @@ test: install ## install missing servers, then lint and run the quick tests (ARG
 	$(MAKE) check
 	# Each process loads all tests: half the time where compiled ones may be kept.
 	# A test that fails beside two others, on a machine that is busy with them, is run again alone.
+	# Where the first failure ends the run (-x), the others have not run.
 	export REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE=; \
 	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS) || \
-	  .venv/bin/python -m pytest -m "not long" $(ARGS) --last-failed --last-failed-no-failures none
+	  { test $$? = 1 && test -z "$(filter -x --exitfirst --maxfail% --pdb,$(ARGS))" && \
+	  .venv/bin/python -m pytest -m "not long" $(ARGS) --last-failed --last-failed-no-failures none; }
 
 MEASURED = tests/contract tests/integration tests/docs tests/unit
 PYTEST = pytest -n 4 --dist loadfile --no-loadscope-reorder

@@ -109,7 +109,7 @@ def consume_fairly(app: Celery, fair: Mapping[str, int] | None) -> None:
 
     def add(instance: Any, **_signal: object) -> None:
         if instance.app is app:
-            # A signal's errors are only logged; `FairNames` raises this one again.
+            # A signal's errors are only logged; with this one `FairNames` ends the worker.
             with suppress(ImproperlyConfigured):
                 for some in _fair_queues(app).values():
                     for queue in some:

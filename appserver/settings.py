@@ -101,27 +101,24 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_numbers(name: str, url: str) -> None:
-    """Raise ImproperlyConfigured where the port of a URL, or the database of Redis, is no number.
+    """Raise ImproperlyConfigured where host, port or the database of Redis cannot be read.
 
     The text has not the URL, which may have a password.
     """
     for part in url.split(";"):
+        scheme = part.partition(":")[0]
         try:
             parts = urlsplit(part)
-            wrong = parts.port == 0 and "port"
+            wrong = "the port is no number that can be used" if parts.port == 0 else ""
+            database = parts.path.strip("/") if scheme in ("redis", "rediss", "sentinel") else ""
         except ValueError:
-            wrong = "port"
-        database = parts.path.strip("/")
-        if (
-            parts.scheme in ("redis", "rediss", "sentinel")
-            and database
-            and not database.isdecimal()
-        ):
-            wrong = wrong or "database"
+            wrong, database = "host or port cannot be read", ""
+        if database and not database.isdecimal():
+            wrong = "the database is no number"
         if wrong:
             raise ImproperlyConfigured(
-                f"{name}: the {wrong} is no number that can be used; it has to be as in "
-                f"{parts.scheme}://HOST:PORT/{'0' if wrong == 'database' else '...'}"
+                f"{name}: {wrong}; write it as {scheme}://USER:PASSWORD@HOST:PORT/..., and in a "
+                "password # / ? @ : [ ] as %23 %2F %3F %40 %3A %5B %5D"
             )
 
 

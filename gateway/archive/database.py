@@ -34,7 +34,8 @@ _DAY = 86_400_000  # ms
 _BEFORE = 3_600_000
 _TRIGRAM = 3
 _PLACES = 1_000  # deliveries that are found by one query
-_NEWEST = 10_000  # deliveries whose texts are read without their index
+#: Deliveries whose texts are read without their index: at most, at once, and for how many seconds.
+_NEWEST, _FEW, _BUDGET = 10_000, 500, 0.2
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
 _CALLS = 20  # deliveries that are read at once with their calls
@@ -140,18 +141,22 @@ class Database:
         if not wanted.text:
             yield from _older(connection, matching.order_by(*newest_first), before)
             return
-        # The newest and the last that are read without the index.
-        ends = query.where(*_before(before)).order_by(*newest_first)
-        newest, since = (
-            connection.execute(ends.offset(n).limit(1)).scalar() for n in (0, _NEWEST - 1)
-        )
+        ends = query.order_by(*newest_first)
+        newest = connection.execute(ends.where(*_before(before)).limit(1)).scalar()
         if newest is None:
             return
-        some = matching if since is None else matching.where(columns.ms >= since)
-        some = some.where(self._is_about(wanted.text, indexed=False))
-        yield from _older(connection, some.order_by(*newest_first), before)
-        if since is None:
-            return
+        read = matching.where(self._is_about(wanted.text, indexed=False)).order_by(*newest_first)
+        since, end = newest, monotonic() + _BUDGET
+        for number in range(0, _NEWEST, _FEW):
+            if number and monotonic() > end:
+                break
+            some = ends.where(*_before(before)).offset(_FEW - 1).limit(1)
+            last = connection.execute(some).scalar()
+            if last is None:
+                yield from _older(connection, read, before)
+                return
+            yield from _older(connection, read.where(columns.ms >= last), before)
+            since, before = last, f"{last}-0"
         # Not in the order of an index, which would be that of another index than the text's.
         found = matching.where(self._is_about(wanted.text))
         found = found.order_by((columns.ms + 0).desc(), columns.seq.desc())

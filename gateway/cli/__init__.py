@@ -94,7 +94,8 @@ class _Parser(argparse.ArgumentParser):
         near = similar(text.rpartition(" ")[2].strip("'"), re.findall(r"[\w-]+", choices))
         if near:
             self.exit(2, f"{self.prog}: {text}; did you mean {near}?\n")
-        message = re.sub("invalid (int|float) value: ", "has to be a number, and not ", message)
+        message = message.replace("invalid int value: ", "has to be a whole number, and not ")
+        message = re.sub(r"invalid \w+ value: ", "has to be a number, and not ", message)
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists what there is\n")
 
 

@@ -317,9 +317,10 @@ BEGIN_REPLAY = (
     _MARK
     + """
 local now = math.floor(microseconds() / 1000)
-local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying', 'replaying_at')
+local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying', 'replaying_until')
 if before[2] then
-    if before[3] and math.abs(now - before[3]) < tonumber(ARGV[5]) then
+    local left = before[3] and before[3] - now
+    if left and left > 0 and left < 600000 then -- more: the clock was set back
         return {'under way', before[2]}
     elseif ARGV[4] == '0' then
         return {'interrupted', before[2]}
@@ -328,7 +329,8 @@ if before[2] then
 elseif before[1] ~= ARGV[2] then
     return {'run', before[1] or ''}
 end
-redis.call('HSET', KEYS[1], 'replaying', ARGV[1], 'replaying_at', now)
+redis.call('HSET', KEYS[1], 'replaying', ARGV[1], 'replaying_until',
+    string.format('%.0f', now + ARGV[5]))
 if KEYS[2] then
     redis.call('ZADD', KEYS[2], microseconds(), ARGV[3])
 end
@@ -345,7 +347,7 @@ END_REPLAY = (
 if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
     return
 end
-redis.call('HDEL', KEYS[1], 'replaying_at')
+redis.call('HDEL', KEYS[1], 'replaying_until')
 if ARGV[3] == '' then
     return
 end

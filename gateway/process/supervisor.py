@@ -192,7 +192,9 @@ class Supervisor:
         for name, value in bound.items():
             if getattr(config, name) != value:
                 log.warning("%s stays %s: it changes only with a restart", name, value)
+        given = config.model_fields_set - bound.keys() | self.config.model_fields_set & bound.keys()
         config = config.model_copy(update=bound)
+        config.model_fields_set.intersection_update(given)
         if "routes" in self.config.model_fields_set - config.model_fields_set:
             # As of a file that is being written: each sender would be answered with a 404.
             log.error(

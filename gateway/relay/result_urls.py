@@ -31,6 +31,7 @@ _FIELDS = Struct(">16s16sI8s")
 _MAC = 16  # bytes of the HMAC
 
 _UNKNOWN = "There is no such result."
+_DRIFT = 1.0  # seconds by which our two clocks may differ more until Redis is asked again
 RETRY_AFTER = 1  # seconds after which a missing result may be asked for again
 
 
@@ -118,7 +119,7 @@ class ResultURLs:
         self._base = (config.public_url or "") + RESULTS
         self._life = config.result_expires
         # What makes of monotonic time that of Redis: ours, which may jump, until it is known.
-        self._ahead = time() - monotonic()
+        self._ahead = self._apart = time() - monotonic()
         if store is not None:
             store.on_connected.append(self._ask_time)
 
@@ -129,6 +130,8 @@ class ResultURLs:
         """
         if not self._served:
             return ""
+        if self._store is not None and abs(time() - monotonic() - self._apart) > _DRIFT:
+            self._ask_time()  # the machine has slept, or its clock was set
         expires = self._now() - age + self._life
         return self._base + self._tokens.make(
             delivery_id, task_id, (route.path, route.content_type), expires
@@ -166,6 +169,7 @@ class ResultURLs:
 
     def _ask_time(self) -> None:
         assert self._store is not None
+        self._apart = time() - monotonic()
         # It is answered before what is asked after it.
         self._store.run("TIME").add_done_callback(self._take_time)
 

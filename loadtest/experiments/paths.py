@@ -220,6 +220,7 @@ def _trials(
 
     @contextmanager
     def archived() -> Iterator[Front]:
+        kept[0].unlink(missing_ok=True)  # of the round before
         file = config(ARCHIVED, f"journal = {JOURNAL}\n{archive}")
         with (
             bench.archiver(kept[0], file) as archiver,

@@ -442,7 +442,7 @@ async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
 
 @awaited
 async def test_a_replay_is_exclusive(use: Use):
-    async with use() as store, use() as other:
+    async with use(confirm_timeout=60) as store, use() as other:
         await store.write([answered("one", FAILED)])
         assert await store.begin_replay("gone", "second", "first") == (RUN, "")
 
@@ -459,7 +459,7 @@ async def test_a_replay_is_exclusive(use: Use):
 
 @awaited
 async def test_of_many_who_publish_an_interrupted_replay_again_one_does(use: Use):
-    async with use() as store, use() as other:
+    async with use(confirm_timeout=60) as store, use(confirm_timeout=60) as other:
         await store.write([answered("one", FAILED)])
         assert await store.begin_replay("one", "second", "first") == (BEGUN, "second")
         await store.end_replay("one", "second", taken=None)

@@ -48,6 +48,7 @@ secrets = ["{SECRET}"]
 path = "/strange"
 source = "strange"
 task = "faults.run"
+args = ["json:/order"]
 
 [[routes]]
 path = "/wait/{{shop}}"
@@ -354,10 +355,16 @@ def test_a_source_says_why_it_is_refused(gateway):
     assert poll(lambda: "POST /elsewhere" in text(ask(gateway, "/sources")), 30)
     never = "None that is kept was signed with this secret"
     assert poll(lambda: never in text(ask(gateway, "/sources?open=strange")), 30)
-    # What is refused for something else next says nothing of the secret.
+    # What is refused for something else says what to do as well, and nothing of the signature.
     assert run(send(gateway, "/strange", "x" * 2_000_000)).status == 413
     other = "If it is meant, raise max_body"
     assert poll(lambda: other in text(ask(gateway, "/sources?open=strange")), 30)
+    assert never in text(ask(gateway, "/sources?open=strange"))
+    signed = hmac.digest(SECRET.encode(), b"{}", hashlib.sha256).hex()
+    wanting = ("X-GitHub-Event: push", f"X-Hub-Signature-256: sha256={signed}")
+    assert run(send(gateway, "/strange", "{}", *wanting)).status == 400
+    needs = "json:/order is missing"
+    assert poll(lambda: needs in text(ask(gateway, "/sources?open=strange")), 30)
     assert never not in text(ask(gateway, "/sources?open=strange"))
     told = text(ask(gateway, "/sources?open=forge"))
     assert "Correct the address at the sender, or add a route." in told

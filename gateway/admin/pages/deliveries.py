@@ -99,6 +99,8 @@ class Deliveries(View):
         rows = [each for each in found if order(each.position) < last and chosen.takes(each)]
         if len(rows) > wanted.limit:
             older = rows[wanted.limit - 1].position
+        elif not (chosen.text or chosen.state or wanted.before):
+            older = more
         elif chosen.text or more:  # there may be some that are not among those found
             rows, older, reader = await _newest(self.config, chosen, wanted.before, wanted.limit)
         shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,11 +19,13 @@ from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.delivery import timeline
 from gateway.admin.pages.view import View
 from gateway.archive.reading import reading
+from gateway.clock import time
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
+from gateway.stores.result_store import without_password
 
 #: Settings that mean nothing without another one.
 _NEEDS = {
@@ -30,7 +33,7 @@ _NEEDS = {
     "fair_queues": "fair_by",
     "declare": "queue",
 }
-_NEWEST = 200  # deliveries whose parts are told
+_NEWEST, _AGE = 200, timedelta(days=1)  # of deliveries whose parts are told
 _HIDDEN = "**********"  # what pydantic writes in place of a secret
 
 
@@ -74,12 +77,13 @@ class Stage(NamedTuple):
 async def _stages(config: Config, path: str) -> list[Stage]:
     """Return the parts of the newest deliveries of a route, as the timeline of each has them."""
     found: list[Entry] = []
+    since = datetime.fromtimestamp(time(), UTC) - _AGE
     if not (config.journal or config.archive):
         return []
     with suppress(GatewayError):  # the page of servers tells it
         async with (
             reading(config) as reader,
-            aclosing(reader.find(Filter(route=path), patience=PATIENCE)) as entries,
+            aclosing(reader.find(Filter(route=path, since=since), patience=PATIENCE)) as entries,
         ):
             async for entry in entries:
                 found.append(entry)
@@ -91,8 +95,8 @@ async def _stages(config: Config, path: str) -> list[Stage]:
 def stages(config: Config, entries: Iterable[Entry]) -> list[Stage]:
     seconds: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
-        for event in chain(*timeline(config, entry)):
-            if event.at:
+        for event in () if entry.request else chain(*timeline(config, entry)):
+            if event.at and not event.name.startswith("Sent"):  # by a person, at any time
                 seconds[event.name].append(event.at - event.since)
     return [Stage(name, len(some), median(some), max(some)) for name, some in seconds.items()]
 
@@ -103,6 +107,7 @@ def settings(model: BaseModel, without: set[str]) -> list[tuple[str, str, bool, 
     for name, value in model.model_dump(mode="json", exclude=without).items():
         if value not in (None, "", [], {}, False):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = without_password(text) if name.endswith("endpoint") else text
             found.append((name, text, name not in model.model_fields_set, _HIDDEN in text))
     return found
 

@@ -13,7 +13,7 @@ from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
 from gateway.archive.reading import reading
 from gateway.clock import monotonic
-from gateway.errors import BadRequest, GatewayError, Unverified
+from gateway.errors import GatewayError, Unverified
 from gateway.journal.entry import REFUSED, STATES, Entry
 from gateway.journal.filter import Filter
 
@@ -75,8 +75,6 @@ NEXT = {
     "key-conflict": "Name another idempotency for the route, which tells the two apart.",
     "too-many": "The source is at its limit: see its settings rate and max_in_flight.",
 }
-#: Types of what does not come from the sender, or not in its form.
-_UNVERIFIED = (Unverified.type, BadRequest.type)
 _OTHERS = 8  # kinds of other refusals that are shown
 
 
@@ -107,20 +105,20 @@ class Sources(View):
             state = "well" if received else "silent"
             if refused:
                 # Of those that are kept, the newest tells whether it is refused now.
-                bad = _type(own[0]) in _UNVERIFIED if own else refused == received
+                told = [each for each in own if _signed(each) is not None]
+                bad = not _signed(told[0]) if told else refused == received
                 if bad:
                     state = "all refused" if refused >= received else "refused"
             last = next((e for e in own if e.state == REFUSED), None)
-            good = _time([e for e in own if e.state != REFUSED])
+            good = _time([e for e in own if _signed(e)])
+            wrong = next((e for e in own if _signed(e) is False), None)
             if last and not good and monotonic() < end:
                 older, trouble = await self._newest(Filter(source=name, state=_TAKEN), 1)
                 good, problem = _time(older), problem or trouble
             kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
-            why = ""
-            if last and _type(last) not in _UNVERIFIED:
-                why = NEXT.get(_type(last), "")
-            elif last and kinds:
-                why = verdict(kinds[0][0], last, good, begun)
+            why = NEXT.get(_type(last), "") if last else ""
+            if wrong and kinds and (wrong is last or state != "well"):
+                why = f"{why} {verdict(kinds[0][0], wrong, good, begun)}".strip()
             rows.append({
                 "name": name, "scheme": options.scheme, "paths": paths, "state": state,
                 "received": received, "refused": refused, "reasons": dict(kinds),
@@ -194,6 +192,16 @@ def others(found: Sequence[Entry]) -> list[Other]:
 def _type(entry: Entry) -> str:
     """Return the type of the error for which a request was refused; "": it was not."""
     return entry.error.partition(":")[0] if entry.state == REFUSED else ""
+
+
+def _signed(entry: Entry) -> bool | None:
+    """Tell whether a delivery was signed as its source demands; None: that is not known.
+
+    What is refused later has an event already, if it has one.
+    """
+    if _type(entry) == Unverified.type:
+        return False
+    return entry.state != REFUSED or bool(entry.delivery.get("event")) or None
 
 
 def _time(entries: Sequence[Entry]) -> str:

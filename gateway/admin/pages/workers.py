@@ -15,7 +15,7 @@ LONG = 1_800.0
 #: A task whose callers wait hangs when it has run for so many of their deadlines.
 _DEADLINES = 10
 #: Seconds before a worker's last answer in which the one that replaces it may have begun.
-_TURN = 120.0
+_TURN = 15.0
 
 
 class Row(NamedTuple):
@@ -54,8 +54,10 @@ def limits(config: Config) -> dict[str, float]:
     """Return for each task whose callers wait the seconds after which it hangs."""
     found: dict[str, float] = {}
     for route in config.routes:
-        limit = min(_DEADLINES * route.deadline, LONG) if route.answer == "wait" else LONG
-        found[route.task] = max(found.get(route.task, 0.0), limit)
+        waits = route.answer == "wait" and not route.prefer
+        limit = min(_DEADLINES * route.deadline, LONG) if waits else LONG
+        for task, its in ((route.task, limit), *((also.task, LONG) for also in route.also)):
+            found[task] = max(found.get(task, 0.0), its)
     return found
 
 
@@ -64,25 +66,34 @@ def listed(
 ) -> list[Row]:
     """Return the workers that have answered now or before: lost ones, hanging ones, the others."""
     rows = []
+    young = {name: each for name, each in look.workers.items() if each.uptime is not None}
+
+    def over(task: Running) -> float:
+        return look.at - task.began - limits.get(task.task, LONG)
+
     for name, (at, before) in seen.items():
         worker = look.workers.get(name)
         running = sorted(worker.running or [], key=lambda task: task.began) if worker else []
-        longest = max(look.at - running[0].began, 0.0) if running else None
-        limit = limits.get(running[0].task, LONG) if running else LONG
+        worst = max(running, key=over) if running else None
+        shown = worst if worst and over(worst) > 0 else running[0] if running else None
+        longest = max(look.at - shown.began, 0.0) if shown else None
+        limit = limits.get(shown.task, LONG) if shown else LONG
         # Where workers cannot be asked, it is not known that one is lost.
         state = "online" if worker else "unknown" if look.unasked else "lost"
-        if state == "lost" and any(
-            _replaces(each, before, look.at - at) for each in look.workers.values()
-        ):
-            state = "replaced"
-        if any(look.at - each.began > limits.get(each.task, LONG) for each in running):
+        if state == "lost":
+            since = look.at - at + _TURN
+            new = next((n for n, each in young.items() if _replaces(each, before, since)), None)
+            if new is not None:
+                del young[new]  # it replaces one
+                state = "replaced"
+        elif longest is not None and longest > limit:
             state = "hangs"
         rows.append(Row(name, state, worker, running, longest, limit, at))
     order = {"lost": 0, "hangs": 1, "replaced": 3}
     return sorted(rows, key=lambda row: (order.get(row.state, 2), row.name))
 
 
-def _replaces(worker: Worker, before: Worker, silent: float) -> bool:
-    """Has a worker begun, for the queues of one that is silent for so many seconds, about then?"""
-    young = worker.uptime is not None and worker.uptime < silent + _TURN
-    return young and (before.queues or set()) <= (worker.queues or set())
+def _replaces(worker: Worker, before: Worker, seconds: float) -> bool:
+    """Has a worker begun within so many seconds, for the queues of one that is silent?"""
+    queues = before.queues or set()
+    return bool(queues) and queues <= (worker.queues or set()) and (worker.uptime or 0) < seconds

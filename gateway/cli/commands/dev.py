@@ -40,6 +40,7 @@ from gateway.stores import result_store
 
 #: Servers whose output is shown only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
+_PORTS = {"amqp": 5672, "amqps": 5671, "redis": 6379, "rediss": 6379, "sentinel": 26379}
 _PATIENCE = 2.0  # seconds for connecting to a server that is there already
 
 
@@ -185,7 +186,8 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
             own = f"unset {name} to have a private one started"
             shown = result_store.without_password(url)
             if not any(map(_listens, url.split(";"))):
-                raise ConfigError([f"{name}: nothing listens at {shown}: start it, or {own}"])
+                start = f"start it, or name none ({name}, --broker) to have a private one started"
+                raise ConfigError([f"nothing listens at the {what} {shown}: {start}"])
             _say(f"using the {what} {shown}, as it is; {own}")
     if broker == EMBEDDED or not results:
         _say("starting the embedded server")
@@ -204,14 +206,15 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
 
 def _listens(url: str) -> bool:
     """Tell whether a server accepts connections at a URL; one without a host is not asked."""
-    parts = urlsplit(url)
-    if not parts.hostname:
-        return True
-    port = parts.port or {"amqp": 5672, "amqps": 5671, "sentinel": 26379}.get(parts.scheme, 6379)
     try:
-        socket.create_connection((parts.hostname, port), _PATIENCE).close()
+        parts = urlsplit(url)
+        if parts.hostname and parts.scheme in _PORTS:
+            address = parts.hostname, parts.port or _PORTS[parts.scheme]
+            socket.create_connection(address, _PATIENCE).close()
     except OSError:
         return False
+    except ValueError:  # which is told where the URL is used
+        return True
     return True
 
 

@@ -156,7 +156,7 @@ def _made_up(path: Path | None) -> dict[str, str]:
         "log_requests": "true",
     }
     # Errors in the file are reported when it is loaded.
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         for name in tomllib.loads(path.read_text("utf-8")) if path else ():
             made_up.pop(name, None)
     return {f"GATEWAY_{name.upper()}": value for name, value in made_up.items()}

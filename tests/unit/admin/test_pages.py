@@ -24,6 +24,7 @@ from gateway.admin.pages.counted import Answers
 from gateway.admin.pages.deliveries import first_commands, typed
 from gateway.admin.pages.delivery import commands, editable, edited, story, timeline
 from gateway.admin.pages.overview import failures
+from gateway.admin.pages.routes import stages
 from gateway.admin.pages.sources import NEXT, others, verdict
 from gateway.admin.pages.workers import LONG, limits, listed
 from gateway.config.redaction import HIDDEN
@@ -354,22 +355,31 @@ def test_a_task_hangs_when_its_callers_have_waited_for_ten_deadlines():
         {"path": "/c", "task": "both", "deadline": 3},
         {"path": "/d", "task": "both", "deadline": 3, "answer": "accept"},
         {"path": "/e", "task": "slow", "deadline": 600},
+        {"path": "/f", "task": "quick", "deadline": 3, "also": [{"task": "further"}]},
+        {"path": "/g", "task": "maybe", "deadline": 3, "prefer": True},
     ]
     found = limits(Config(routes=routes))  # type: ignore[arg-type] # as a file has it
-    assert found == {"quick": 50, "both": LONG, "slow": LONG}
+    assert found == {
+        "quick": 50, **dict.fromkeys(("both", "slow", "further", "maybe"), LONG)
+    }  # fmt: skip
     at = 10_000.0
     for task, seconds, state in (("quick", 49, "online"), ("quick", 51, "hangs"),
                                  ("other", LONG + 1, "hangs"), ("both", 51, "online")):  # fmt: skip
         look = Look(at, workers={"a": Worker(running=[Running("1", task, at - seconds, True)])})
         (row,) = listed(look, {"a": (at, look.workers["a"])}, found)
         assert row.state == state
+    # The one that hangs is shown, not the one that has run for the longest time.
+    both = [Running("1", "other", at - 100, True), Running("2", "quick", at - 60, True)]
+    look = Look(at, workers={"a": Worker(running=both)})
+    (row,) = listed(look, {"a": (at, look.workers["a"])}, found)
+    assert (row.state, row.longest, row.limit) == ("hangs", 60, 50)
 
 
 @pytest.mark.parametrize(
     ("uptime", "queues", "state"),
     [
-        (150, {"q", "r"}, "replaced"),
-        (200, {"q"}, "lost"),
+        (70, {"q", "r"}, "replaced"),
+        (80, {"q"}, "lost"),
         (10, {"r"}, "lost"),
         (None, {"q"}, "lost"),
     ],
@@ -378,6 +388,10 @@ def test_a_worker_is_not_lost_where_another_has_begun_for_its_queues(uptime, que
     look = Look(1_000.0, workers={"new": Worker(queues=queues, uptime=uptime)})
     seen = {"new": (1_000.0, look.workers["new"]), "old": (940.0, Worker(queues={"q"}))}
     assert {row.name: row.state for row in listed(look, seen, {})}["old"] == state
+    # It replaces one, and none of which it is not known what it has consumed.
+    seen |= {"other": (940.0, Worker(queues={"q"})), "unknown": (940.0, Worker())}
+    found = {row.name: row.state for row in listed(look, seen, {})}
+    assert (found["other"], found["unknown"]) == ("lost", "lost")
 
 
 def test_quantiles_are_bounds_of_buckets():
@@ -404,6 +418,16 @@ def test_why_a_source_is_refused_is_told_by_what_was_before():
     told = verdict("mismatch", last, at(10), begun)
     assert told == "one 1.0 has started in between: compare its secrets with those of before."
     assert verdict("mismatch", last, at(40), begun) == "It is signed rightly now."
+
+
+def test_the_parts_of_deliveries_are_those_of_their_requests():
+    failed = replace(ENTRY, published=0.1, seconds=0.5, status=502)
+    again = replace(failed, published=0.3, runs=[{"state": "failed", "resent_at": at(50)}])
+    found = stages(Config(), [failed, again, refused("unverified: x")])
+    assert [(each.name, each.many, round(each.median, 6), each.most) for each in found[:2]] == [
+        ("Published", 2, 0.2, 0.3), ("Answered", 2, 0.3, 0.4),
+    ]  # fmt: skip
+    assert not any(each.name.startswith("Sent") for each in found)
 
 
 def test_most_failures_are_found_by_how_they_were_answered():

@@ -51,11 +51,13 @@ def test_brokers_are_a_list_of_one_scheme():
     ("name", "url", "told"),
     [
         ("BROKER_URL", "http://x", "begins with 'http'"),
-        ("BROKER_URL", "amqp://u:secret@h:abc//", "the port is no number"),
-        ("BROKER_URL", "amqp://h//;amqp://h:70000//", "the port is no number"),
+        ("BROKER_URL", "amqp://u:secret@h:abc//", "host or port cannot be read"),
+        ("BROKER_URL", "amqp://u:secret[@h//", "host or port cannot be read"),
+        ("BROKER_URL", "amqp://h//;amqp://h:70000//", "host or port cannot be read"),
+        ("BROKER_URL", "amqp://h:0//", "the port is no number"),
         ("BROKER_URL", "redis://h/abc", "the database is no number"),
         ("RESULT_BACKEND", "redis://:secret@h/abc", "the database is no number"),
-        ("RESULT_BACKEND", "sentinel://h:26379/0;sentinel://h:x/0", "the port is no number"),
+        ("RESULT_BACKEND", "sentinel://h:26379/0;sentinel://h:x/0", "host or port cannot"),
     ],
 )
 def test_a_url_that_cannot_be_is_told_with_its_variable(name, url, told):

@@ -48,8 +48,8 @@ def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage
         (
             ["serve", "--port", "abc"],
             "gateway serve",
-            "argument --port: has to be a number, and not 'abc'; `gateway serve --help` lists what "
-            "there is",
+            "argument --port: has to be a whole number, and not 'abc'; `gateway serve --help` "
+            "lists what there is",
         ),
     ],
 )

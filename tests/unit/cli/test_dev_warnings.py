@@ -3,11 +3,15 @@
 import socket
 from types import SimpleNamespace
 
-from gateway.cli import main
+import pytest
+
+from gateway.cli.commands.dev import _start_servers
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import Plan
 from gateway.cli.local.welcome import warnings, welcome
 from gateway.config.settings import Config
+from gateway.errors import ConfigError
+from gateway.stack import Stack
 
 SOURCES = {"hub": {"scheme": "github", "secrets": "sixteen letters!"}}
 
@@ -73,15 +77,22 @@ def test_a_few_sources_have_a_command_and_the_others_are_named():
     assert "    as well: d, e" in lines
 
 
-def test_a_server_that_is_not_there_is_told_before_anything_is_started(capsys, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        url = f"amqp://user:secret@127.0.0.1:{one.getsockname()[1]}"
-    monkeypatch.setenv("GATEWAY_BROKER_URL", f"{url};{url}/other")
-    monkeypatch.setenv("GATEWAY_RESULT_BACKEND", "redis+socket:///tmp/none")
+def test_a_server_that_is_not_there_is_told_before_anything_is_started(monkeypatch):
+    asked = []
 
-    assert main(["dev"]) == 1
+    def connect(address: tuple[str, int], _: float) -> socket.socket:
+        asked.append(address)
+        if address[0] == "no":
+            raise ConnectionRefusedError
+        return socket.socket()
 
-    said = capsys.readouterr().err
-    assert said.startswith("gateway: GATEWAY_BROKER_URL: nothing listens at amqp://user")
-    assert said.endswith(": start it, or unset GATEWAY_BROKER_URL to have a private one started\n")
-    assert "secret" not in said and len(said.splitlines()) == 1
+    monkeypatch.setattr("gateway.cli.commands.dev.socket.create_connection", connect)
+    urls = "amqp://no//;amqps://u:secret@yes//", "redis+socket:///none"
+    with Stack() as stack:
+        assert _start_servers(stack, Plan(*urls, None, False, {}, {})) == (*urls, [])
+        assert asked == [("no", 5672), ("yes", 5671)]
+        with pytest.raises(ConfigError) as error:
+            _start_servers(stack, Plan("amqp://u:secret@no:7//", "", None, False, {}, {}))
+    (problem,) = error.value.problems
+    assert problem.startswith("nothing listens at the broker") and "secret" not in problem
+    assert problem.endswith("(GATEWAY_BROKER_URL, --broker) to have a private one started")

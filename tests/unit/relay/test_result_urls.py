@@ -116,6 +116,7 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
         routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=100
     )
     monkeypatch.setattr("gateway.relay.result_urls.time", lambda: 1_000)
+    monkeypatch.setattr("gateway.relay.result_urls.monotonic", lambda: 10.0)
     results = ResultURLs(config, Store())
 
     first = results.location(DELIVERY, TASK, config.routes[0])
@@ -160,20 +161,33 @@ def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monke
     asyncio.run(both())
 
 
-def test_a_clock_that_is_set_back_changes_nothing(monkeypatch):
+def test_neither_a_clock_that_is_set_nor_a_machine_that_sleeps_changes_the_time(monkeypatch):
     settings = {"secret_key": "k" * 16, "public_url": "https://x", "result_expires": 300}
     config = Config(routes=[Route(path="/")], **settings)
+    clocks = {"time": 1_000.0, "monotonic": 10.0}
+    for name in clocks:
+        monkeypatch.setattr(f"gateway.relay.result_urls.{name}", lambda name=name: clocks[name])
 
-    async def one() -> float:
+    async def ends() -> None:
         store = Store(5_000)
         results = ResultURLs(config, store)
+
+        def end() -> float:
+            location = results.location(DELIVERY, TASK, config.routes[0])
+            return results.ticket(location.removeprefix("https://x")).expires
+
         store.on_connected.pop()()
         await asyncio.sleep(0.01)
-        monkeypatch.setattr("gateway.relay.result_urls.time", lambda: 1.0)
-        location = results.location(DELIVERY, TASK, config.routes[0])
-        return results.ticket(location.removeprefix("https://x")).expires
+        clocks["time"] = 1.0  # it is set back
+        assert end() == 5_300
+        await asyncio.sleep(0.01)
+        store.now += 3_600  # it has slept: only the clock that is set goes on
+        clocks["time"] += 3_600
+        end()  # which asks Redis
+        await asyncio.sleep(0.01)
+        assert end() == 8_900
 
-    assert asyncio.run(one()) == 5_300
+    asyncio.run(ends())
 
 
 def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
