@@ -194,12 +194,12 @@ class Bench:
             yield Front(gateway.url, {"gateway": gateway, **self.servers}, path)
 
     @contextmanager
-    def archiver(self, file: Path, config: Path) -> Iterator[Measured]:
+    def archiver(self, file: Path, config: Path) -> Iterator[None]:
         """Copy the journal of `config` into the SQLite database `file`, which is made."""
         argv = [sys.executable, "-m", "gateway", "archive", "--config", str(config)]
         server = self._stack.spawn("archiver", argv, env=self._env, ready=file.exists)
-        with _until_stopped(archiver := measured(server)):
-            yield archiver
+        with _until_stopped(measured(server)):
+            yield
 
     @contextmanager
     def alone(self, seconds: float, *options: str) -> Iterator[Front]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from loadtest.summary import Row, Summary, figure, summarize
 
 #: The kinds of processes a row counts CPU and memory of.
-PROCESSES = ("gateway", "worker", "broker", "redis", "nginx", "archiver")
+PROCESSES = ("gateway", "worker", "broker", "redis", "nginx")
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         f"{connections} connections, echo tasks. signed: a GitHub signature of 250 bytes, without "
         "an identity. deduplicated: each delivery has a new identity in a header, which is claimed "
         f"in Redis. journalled: the journal keeps {JOURNAL:,} deliveries. archived: these "
-        "are copied into SQLite by a process of its own, and the history is kept in a file. traced "
-        "1 %: each request has the ids of a trace, and the spans of 1 % are exported. logged: each "
-        "request has a line in the log. quorum queue: one RabbitMQ node. stock worker: Celery's "
+        "are copied into SQLite by a process of its own, whose CPU time is not counted, and the "
+        "history is kept in a file. traced 1 %: each request has the ids of a trace, and the spans "
+        "of 1 % are exported. logged: each request has a line in the log. quorum queue: one "
+        "RabbitMQ node. stock worker: Celery's "
         "own, with its own result backend; its loop is the app server's, as its own stands still "
         "for up to a second again and again. nginx: in front of so many gateway processes. The "
         "worker's CPU is that of all workers; those that have nothing to do wait beside.",
@@ -222,11 +223,8 @@ def _trials(
     def archived() -> Iterator[Front]:
         kept[0].unlink(missing_ok=True)  # of the round before
         file = config(ARCHIVED, f"journal = {JOURNAL}\n{archive}")
-        with (
-            bench.archiver(kept[0], file) as archiver,
-            bench.gateway(name, "--config", str(file)) as front,
-        ):
-            yield replace(front, servers={**front.servers, "archiver": archiver})
+        with bench.archiver(kept[0], file), bench.gateway(name, "--config", str(file)) as front:
+            yield front
 
     @contextmanager
     def behind_nginx(processes: int) -> Iterator[Front]:
