@@ -583,8 +583,10 @@ def test_streams_are_bounded_and_end_with_their_clients(servers):
             await stream.aclose()
         return [refused[0], health[0]]
 
-    assert run(fill()) == [503, 200]
-    assert poll(lambda: gateway.descriptors() <= before, 30)
+    for _ in range(3):
+        assert run(fill()) == [503, 200]
+    # Less than one of three is left open: the gateway itself may have opened others meanwhile.
+    assert poll(lambda: gateway.descriptors() < before + changes.STREAMS, 30)
 
 
 def test_an_open_stream_does_not_hold_up_the_end(servers):
