@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from statistics import median
@@ -18,11 +17,9 @@ from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.delivery import timeline
 from gateway.admin.pages.view import View
-from gateway.archive.reading import reading
 from gateway.clock import time
 from gateway.config.route import Route
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
 from gateway.stores.result_store import without_password
@@ -58,10 +55,13 @@ class Routes(View):
                 route.queue_names],
             })  # fmt: skip
         opened = self.get_query_argument("open", "")
-        stages = await _stages(config, opened) if opened in answers else []
+        found: list[Entry] = []
+        if opened in answers:
+            since = datetime.fromtimestamp(time(), UTC) - _AGE
+            found, _ = await self.newest(Filter(route=opened, since=since), _NEWEST, PATIENCE)
         return {
             "in_force": in_force, "look": look, "opened": opened, "rows": rows,
-            "stages": stages, "started": STARTED,
+            "stages": stages(config, found), "started": STARTED,
         }  # fmt: skip
 
 
@@ -74,25 +74,8 @@ class Stage(NamedTuple):
     most: float
 
 
-async def _stages(config: Config, path: str) -> list[Stage]:
-    """Return the parts of the newest deliveries of a route, as the timeline of each has them."""
-    found: list[Entry] = []
-    since = datetime.fromtimestamp(time(), UTC) - _AGE
-    if not (config.journal or config.archive):
-        return []
-    with suppress(GatewayError):  # the page of servers tells it
-        async with (
-            reading(config) as reader,
-            aclosing(reader.find(Filter(route=path, since=since), patience=PATIENCE)) as entries,
-        ):
-            async for entry in entries:
-                found.append(entry)
-                if len(found) == _NEWEST:
-                    break
-    return stages(config, found)
-
-
 def stages(config: Config, entries: Iterable[Entry]) -> list[Stage]:
+    """Return the parts of deliveries, as the timeline of each has them; a refused one has none."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         for event in () if entry.request else chain(*timeline(config, entry)):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import aclosing
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
-from gateway.archive.reading import reading
 from gateway.clock import monotonic
-from gateway.errors import GatewayError, Unverified
+from gateway.errors import Unverified
 from gateway.journal.entry import REFUSED, STATES, Entry
 from gateway.journal.filter import Filter
 
@@ -95,7 +93,7 @@ class Sources(View):
         counted = Counted(self.supervisor)
         unverified, answers = counted.unverified(), counted.answers()
         end = monotonic() + 2 * _BUDGET
-        found, problem = await self._newest(Filter(), _LOOKED)
+        found, problem = await self.newest(Filter(), _LOOKED, _BUDGET)
         rows, begun = [], self.known.starts
         for name, options in self.config.sources.items():
             paths = list(dict.fromkeys(r.path for r in self.config.routes if r.source == name))
@@ -113,7 +111,7 @@ class Sources(View):
             good = _time([e for e in own if _signed(e)])
             wrong = next((e for e in own if _signed(e) is False), None)
             if last and not good and monotonic() < end:
-                older, trouble = await self._newest(Filter(source=name, state=_TAKEN), 1)
+                older, trouble = await self.newest(Filter(source=name, state=_TAKEN), 1, _BUDGET)
                 good, problem = _time(older), problem or trouble
             kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
             why = NEXT.get(_type(last), "") if last else ""
@@ -133,25 +131,6 @@ class Sources(View):
             "rows": sorted(rows, key=lambda row: order[row["state"]]), "started": STARTED,
             "unsigned": list(dict.fromkeys(unsigned)),
         }  # fmt: skip
-
-    async def _newest(self, wanted: Filter, most: int) -> tuple[list[Entry], str]:
-        """Return the newest deliveries, and why they could not be read; "": they could."""
-        found: list[Entry] = []
-        if not (self.config.journal or self.config.archive):
-            return found, ""
-        end = monotonic() + _BUDGET
-        try:
-            async with (
-                reading(self.config) as reader,
-                aclosing(reader.find(wanted, patience=_BUDGET)) as entries,
-            ):
-                async for entry in entries:
-                    found.append(entry)
-                    if len(found) == most or monotonic() > end:
-                        break
-        except GatewayError as exc:
-            return found, str(exc)
-        return found, ""
 
 
 def verdict(reason: str, last: Entry, good: str, begun: Sequence[tuple[float, str]]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -22,12 +22,14 @@ from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import Refused
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import FRESH, Asked
+from gateway.archive.reading import reading
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.history.gateways import Gateways
 from gateway.history.history import History
-from gateway.journal.filter import status
+from gateway.journal.entry import Entry
+from gateway.journal.filter import Filter, status
 from gateway.journal.groups import OPEN, Group
 from gateway.journal.stores import store_for
 from gateway.process.supervisor import Supervisor
@@ -160,6 +162,28 @@ class View(Guarded):
     async def content(self, *path: str) -> dict[str, Any]:
         """Return the variables of the template; raises `Refused`, or `GatewayError` for a 503."""
         raise HTTPError(405)  # what is not shown takes `allowed` only
+
+    async def newest(self, wanted: Filter, most: int, seconds: float) -> tuple[list[Entry], str]:
+        """Return the newest deliveries that are found in this time, and why they are not all read.
+
+        The text is empty where they could be read.
+        """
+        found: list[Entry] = []
+        if not (self.config.journal or self.config.archive):
+            return found, ""
+        end = monotonic() + seconds
+        try:
+            async with (
+                reading(self.config) as reader,
+                aclosing(reader.find(wanted, patience=seconds)) as entries,
+            ):
+                async for entry in entries:
+                    found.append(entry)
+                    if len(found) == most or monotonic() > end:
+                        break
+        except GatewayError as exc:
+            return found, str(exc)
+        return found, ""
 
     async def get(self, *path: str) -> None:
         await self.served(self._show(path))
