@@ -480,7 +480,8 @@ def judge(world: CeleryWorld) -> list[str]:
     """Return a line for each promise that was broken."""
     seen = world.evidence
     problems = [f"{rule.__name__[1:]}: {text}" for rule in RULES for text in rule(world)]
-    return [*problems, *seen.left, *(f"logged: {text}" for text in seen.logged)]
+    logged = [f"logged: {text}" for text in (*seen.logged, *world.redis.errors)]
+    return [*problems, *seen.left, *logged]
 
 
 def _noting(do_set: Any) -> Any:

@@ -211,6 +211,7 @@ def internal(judge: Judge) -> Iterator[str]:
     """Find requests that the gateway had an error of its own with, and what it has logged."""
     yield from (judge.show(one) for one in judge.seen.tries if one.status == 500)
     yield from judge.seen.logged
+    yield from judge.world.redis.errors
 
 
 def dropped(judge: Judge) -> Iterator[str]:

@@ -91,6 +91,8 @@ class Redis:
         self.remember = True  # what was written in the last second
         self._undo: deque[tuple[float, bytes, Any, float | None]] = deque()
         self.read_only = self.full = self.cluster = False
+        #: The answers to what should not be sent, or what the model does not know.
+        self.errors: list[str] = []
         self._half = False  # a script has written already, and cannot be stopped any more
 
     # Faults -----------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Redis:
     def successor(self) -> Redis:
         """Return a new primary with the same data; this one becomes a replica with its clients."""
         other = Redis(self.clock, self.random)
-        other.skew, other.remember = self.skew, self.remember
+        other.skew, other.remember, other.errors = self.skew, self.remember, self.errors
         other.db, other.expiry = copy.deepcopy(self.db), dict(self.expiry)
         self.become_replica()
         return other
@@ -388,10 +390,14 @@ class Redis:
     def do_smembers(self, key: bytes) -> Any:
         return list(self.get(key, Members) or ())
 
-    def do_zadd(self, key: bytes, score: bytes, member: bytes) -> int:
+    def do_zadd(self, key: bytes, score: bytes, member: bytes, *others: bytes) -> int:
+        pairs = (score, member, *others)
+        if len(pairs) % 2:
+            raise Refused("ERR syntax error")
         table = self.made(key, Scores)
         before = len(table)
-        table[member] = float(score)
+        for each, one in zip(pairs[::2], pairs[1::2], strict=True):
+            table[one] = float(each)
         return len(table) - before
 
     def do_zrem(self, key: bytes, *members: bytes) -> int:
@@ -557,7 +563,12 @@ class Peer:
             self._queued.append(words)
             return encode(Status(b"QUEUED"))
         except Refused as exc:
-            return encode(exc)
+            return encode(self._note(exc))
+
+    def _note(self, exc: Refused) -> Refused:
+        if str(exc).startswith("ERR "):
+            self.redis.errors.append(str(exc))
+        return exc
 
     def _multi(self) -> Status:
         if self._queued is not None:
@@ -579,7 +590,7 @@ class Peer:
         try:
             return self.redis.run(words)
         except Refused as exc:
-            return exc
+            return self._note(exc)
 
     def _subscribe(self, name: bytes, words: list[bytes]) -> bytes:
         kind: dict[bytes, Any] = self.patterns if name.startswith(b"P") else self.channels

@@ -221,7 +221,9 @@ COMMANDS: dict[str, list[tuple[str, Any]]] = {
     "sorted sets": [
         ("ZADD K 3 c", 1),
         ("ZADD K 1 a", 1),
-        ("ZADD K 2 c", 0),
+        ("ZADD K 2 c 2 d", 1),
+        ("ZADD K 2 c 2", Error("ERR syntax error")),
+        ("ZREM K d", 1),
         ("ZCARD K", 2),
         ("ZRANGEBYSCORE K -inf 5", [b"a", b"c"]),
         ("ZRANGEBYSCORE K -inf 5 LIMIT 0 1", [b"a"]),
