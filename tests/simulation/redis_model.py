@@ -5,7 +5,6 @@ What it does is what the contract suite has seen Redis do: `test_contract_redis.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from binascii import crc_hqx
@@ -63,6 +62,10 @@ class Stream(_Keyed):
         return made
 
 
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, _Keyed) else value
+
+
 OK = Status(b"OK")
 _READ_ONLY = "READONLY You can't write against a read only replica."
 _OOM = "OOM command not allowed when used memory > 'maxmemory'."
@@ -118,7 +121,8 @@ class Redis:
         """Return a new primary with the same data; this one becomes a replica with its clients."""
         other = Redis(self.clock, self.random)
         other.skew, other.remember, other.errors = self.skew, self.remember, self.errors
-        other.db, other.expiry = copy.deepcopy(self.db), dict(self.expiry)
+        other.db = {key: _copied(value) for key, value in self.db.items()}
+        other.expiry = dict(self.expiry)
         self.become_replica()
         return other
 
@@ -233,9 +237,7 @@ class Redis:
         while self._undo and self._undo[0][0] < now - UNSYNCED:
             self._undo.popleft()
         for key in keys:
-            value = self.get(key)
-            kept = value.copy() if isinstance(value, _Keyed) else value
-            self._undo.append((now, key, kept, self.expiry.get(key)))
+            self._undo.append((now, key, _copied(self.get(key)), self.expiry.get(key)))
 
     def do_ping(self, text: bytes = Status(b"PONG")) -> Any:
         return text
