@@ -26,6 +26,8 @@ NEXT = Path("build/simulation-next")
 FIRST = 1_000_000
 #: A seed that is run before all others.
 WARM_UP = 0
+#: Seconds between two lines that say how far it is.
+TELL = 60
 
 
 def _options() -> argparse.Namespace:
@@ -95,7 +97,8 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
                 return
             yield from ((number, strategy) for strategy in strategies)
 
-    began, results = time.monotonic(), []
+    began, results = time.monotonic(), list[dict[str, Any]]()
+    told = began
     for strategy in strategies:  # what is cached and compiled once, all forked processes have then
         _worlds.append(run(WARM_UP, strategy, worlds=_worlds))
     for result in pool.each(
@@ -106,8 +109,11 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
             print(f"seed {result['seed']} {result['strategy']}: {problem}", flush=True)
         if options.first and result["problems"]:
             break
+        if time.monotonic() > told + TELL:
+            told = time.monotonic()
+            print(_line(results, told - began), file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
-    violations = sum(bool(result["problems"]) for result in results)
+    violations = _violations(results)
     summary = _summary(results, violations, seconds)
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n")
@@ -116,9 +122,17 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
 
         report.add_run(summary)
     print(f"{summary['means']}")
-    rate = len(results) / seconds
-    print(f"{len(results)} seeds, {violations} violations, {rate:.2f} seeds a second")
+    print(_line(results, seconds))
     return int(violations > 0)
+
+
+def _violations(results: list[dict[str, Any]]) -> int:
+    return sum(bool(result["problems"]) for result in results)
+
+
+def _line(results: list[dict[str, Any]], seconds: float) -> str:
+    rate = len(results) / seconds
+    return f"{len(results)} seeds, {_violations(results)} violations, {rate:.2f} seeds a second"
 
 
 def _summary(results: list[dict[str, Any]], violations: int, seconds: float) -> dict[str, Any]:
