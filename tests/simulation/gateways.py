@@ -178,11 +178,13 @@ class Gateway:
         self.world.loop.kill(self.party)
         self.listener.close()
 
-    def kill_child(self) -> None:
-        """Kill the child only; the parent starts another one soon."""
-        if self.running and self.child.alive:
-            self.child.kill()
-            self.world.later(self.world.random.uniform(0.2, 1.0), self._replace)
+    def kill_child(self, child: Child | None = None) -> None:
+        """Kill a child only, else the last; the parent starts another one soon for the last."""
+        child = child or self.child
+        if child.alive:
+            child.kill()
+            if self.running:
+                self.world.later(self.world.random.uniform(0.2, 1.0), self._replace)
 
     def _replace(self) -> None:
         if self.running and not self.child.alive:
@@ -197,7 +199,7 @@ class Gateway:
     async def _take_over(self, old: Child, new: Child) -> None:
         end = self.world.loop.time() + START_TIMEOUT
         while new.alive and (new.health is None or any(new.health.values())):
-            if self.world.loop.time() > end:  # the old one stays
+            if self.world.loop.time() > end and old.alive:  # the old one stays
                 self.children.remove(new)
                 self.children.insert(0, new)
                 old, new = new, old

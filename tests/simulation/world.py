@@ -246,7 +246,7 @@ class World:
                 Injected("killed at", child.gateway.name, now, now + 1.5, step)
             )
             self.trace("fault", f"{child.gateway.name} is killed when {step}")
-            child.gateway.kill_child()
+            child.gateway.kill_child(child)
             raise Killed
 
     def executed(self, execution: Execution) -> None:
