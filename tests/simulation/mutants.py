@@ -256,6 +256,24 @@ MUTANTS = [
         "count + 1, added + size",
         "count + 1, added",
     ),
+    _m(
+        "a replay beside another one",
+        "journal/scripts",
+        "if left and left > 0 and left < 600000 then",
+        "if false then",
+    ),
+    _m(
+        "a delivery that another replay has run",
+        "journal/scripts",
+        "elseif before[1] ~= ARGV[2] then",
+        "elseif false then",
+    ),
+    _m(
+        "a replay's task that is not written",
+        "journal/scripts",
+        "'task_id', ARGV[2], 'state', 'replayed'",
+        "'state', 'replayed'",
+    ),
     _m("an entry that is not written whole", "journal/writing", "whole=not there", "whole=False"),
     _m(
         "what the journal's store does not answer given up",

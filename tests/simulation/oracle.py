@@ -5,7 +5,7 @@ A further rule is a function here with an entry in `RULES`.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
@@ -41,6 +41,8 @@ REFUSALS = {
     "broker-blocked", "broker-unavailable", "full", "rejected", "results-unavailable",
     "state-unavailable", "unroutable",
 }  # fmt: skip
+#: Why a delivery is not run again though nothing is broken.
+REFUSED_REPLAYS = ("another replay", "had no message", "interrupted")
 LOST = "connection to the broker was lost"
 #: After these, no task need run twice.
 HARMLESS = {
@@ -65,7 +67,11 @@ class Judge:
     def __init__(self, world: World):
         self.world = world
         self.seen: Evidence = world.evidence
-        self.main = [e for e in self.seen.executions if e.name == MAIN]
+        #: The tasks by which persons have run deliveries again.
+        self.again = {one.task_id for one in self.seen.published}
+        self.main = [
+            e for e in self.seen.executions if e.name == MAIN and e.task_id not in self.again
+        ]
         #: Deliveries whose task or result is lost: by Redis, or with an early acknowledgement; or
         #: whose message was delivered too often, and is a dead letter.
         self.gone = {e.delivery for e in self.seen.executions if e.lost}
@@ -158,7 +164,7 @@ def second_ids(judge: Judge) -> Iterator[str]:
     routes = {one.delivery: one.route for one in judge.seen.tries}
     tasks: dict[str, dict[str, list[Execution]]] = defaultdict(lambda: defaultdict(list))
     for e in judge.seen.executions:
-        if routes.get(e.delivery) in IDENTIFIED:
+        if routes.get(e.delivery) in IDENTIFIED and e.task_id not in judge.again:
             tasks[f"{e.delivery} {e.name}"][e.task_id].append(e)
     for name, runs in tasks.items():
         unfailed = [task for task, all_ in runs.items() if not any(e.failed for e in all_)]
@@ -180,8 +186,9 @@ def repeated(judge: Judge) -> Iterator[str]:
     runs: dict[str, list[Execution]] = defaultdict(list)
     for e in judge.seen.executions:
         runs[e.task_id].append(e)
-    for executions in runs.values():
-        if len(executions) < 2:
+    times = Counter(one.task_id for one in judge.seen.published)
+    for task_id, executions in runs.items():
+        if len(executions) < 2 or times[task_id] > 1:
             continue
         first, last = executions[0].at, executions[-1].at
         tries = len({e.attempt for e in executions})
@@ -345,8 +352,8 @@ def journal(judge: Judge) -> Iterator[str]:
         yield f"it says {size.bytes} bytes, and has {total}"
     if judge.forgot():
         return
-    succeeded = {e.task_id for e in judge.main if not e.failed}
-    failed = {e.task_id for e in judge.main if e.failed}
+    succeeded = {e.task_id for e in judge.seen.executions if not e.failed}
+    failed = {e.task_id for e in judge.seen.executions if e.failed}
     for entry in entries:
         name = f"{entry.delivery['id']} ({entry.state}, {entry.task_id})"
         if entry.state == "succeeded" and entry.task_id not in succeeded:
@@ -371,6 +378,35 @@ def _unwritten(judge: Judge, one: Try) -> bool:
         one.at, until if away else one.answered + SLOW, "killed", "child killed", "killed at",
         "drained", "reloaded", target=one.gateway,
     )  # fmt: skip
+
+
+def replays(judge: Judge) -> Iterator[str]:
+    """Find deliveries that persons ran twice, or not though they were told so."""
+    ran = {e.task_id for e in judge.seen.executions}
+    runs: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for one in judge.seen.published:
+        delivery = one.attempt.partition(".")[0]
+        if one.taken and one.task_id not in ran and delivery not in judge.gone:
+            yield f"{one.attempt}, published as {one.task_id}, has not run"
+        if one.beside:
+            yield f"{one.attempt} is published as {one.task_id} by two at once"
+        if one.task_id in ran:
+            runs[one.entry, one.before][one.task_id] = None
+            sent = [o.taken for o in judge.seen.published if o.task_id == one.task_id]
+            if sent == [False]:
+                yield f"{one.attempt} has run as {one.task_id}, which was not taken"
+    if not judge.forgot():
+        for (entry, before), tasks in runs.items():
+            if len(tasks) > 1:
+                yield f"{entry} was run twice after {before}: as {' and '.join(tasks)}"
+    taken = {one.task_id for one in judge.seen.published if one.taken}
+    for told in judge.seen.replays:
+        if told.task_id and not told.problem and told.task_id not in taken:
+            yield f"{told.entry} is said to run as {told.task_id}, which was not taken"
+        collided = any(text in told.problem for text in REFUSED_REPLAYS)
+        broken = judge.hit(told.began - CALM, told.ended) or told.began < judge.seen.ready
+        if told.problem and not (collided or broken):
+            yield f"{told.entry} was not run again though nothing is broken: {told.problem}"
 
 
 def claims(judge: Judge) -> Iterator[str]:
@@ -402,6 +438,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "refused late": slow_refusals,
     "left behind": left,
     "journal": journal,
+    "replays": replays,
     "claims are not linearizable": claims,
 }
 

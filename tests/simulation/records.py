@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from tests.simulation.loop import RUNNING, Party
+
 #: Faults in which Redis loses what it has confirmed.
 FORGETFUL = {"killed, losing a second", "promoted"}
 #: What became of a try whose sender did not wait, whose connection ended, or was not made.
@@ -65,6 +67,39 @@ class Execution:
 
 
 @dataclass(slots=True)
+class Published:
+    """A message that a person's process has published, under ``task_id``, to run a delivery again.
+
+    ``entry`` is its id in the journal, and ``before`` the task that it had. ``taken`` is what the
+    process was told by the broker; None: nothing. ``ended`` is when, and ``by`` is the process.
+    """
+
+    task_id: str
+    entry: str
+    before: str
+    attempt: str
+    at: float
+    by: Party
+    taken: bool | None = None
+    ended: float = inf
+    beside: bool = False  # another living process was just publishing it
+
+    def is_under_way(self) -> bool:
+        return self.ended == inf and self.by.state == RUNNING
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a person was told about a replay: its task, and what was in the way."""
+
+    entry: str
+    task_id: str
+    problem: str
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
 class Injected:
     """A fault: `what` has happened to `target` (a process or "a>b", a link)."""
 
@@ -93,6 +128,8 @@ class Evidence:
     injected: list[Injected] = field(default_factory=list)
     #: The text of results that were read at a result's URL, with the task, by delivery.
     read: list[tuple[str, str]] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+    replays: list[Replayed] = field(default_factory=list)
     #: What went wrong in a process: unhandled exceptions, critical log lines.
     logged: list[str] = field(default_factory=list)
     #: What was still held, or not ended, in words.

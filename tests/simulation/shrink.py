@@ -35,7 +35,7 @@ def main(seed: int, strategy: str, jobs: int) -> int:
         plan = smaller
         print(
             f"  still with {len(plan.faults)} faults, {len(plan.senders or ())} senders,"
-            f" {plan.gateways} gateways",
+            f" {plan.gateways} gateways, {plan.persons} persons",
             flush=True,
         )
     lines: list[str] = []
@@ -48,7 +48,8 @@ def main(seed: int, strategy: str, jobs: int) -> int:
 
 def _new(plan: Plan, seen: set[str]) -> bool:
     """Tell whether a plan was not tried yet, and remember it."""
-    what = f"{plan.gateways} {sorted(plan.senders or ())} {[str(fault) for fault in plan.faults]}"
+    left = plan.gateways, plan.persons, sorted(plan.senders or ()), *map(str, plan.faults)
+    what = str(left)
     new = what not in seen
     seen.add(what)
     return new
@@ -88,6 +89,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
                 setattr(smaller, name, set(rest) if name == "senders" else rest)
                 yield smaller
         parts *= 2
+    if plan.persons:
+        smaller = copy.copy(plan)
+        smaller.persons -= 1
+        yield smaller
     if plan.gateways > 1:
         smaller = copy.copy(plan)
         smaller.gateways -= 1

@@ -18,6 +18,7 @@ from tests.simulation.gateways import GRACE, Child, Gateway, configuration
 from tests.simulation.histories import Operation
 from tests.simulation.loop import DEAD, Killed, Livelock, Party
 from tests.simulation.network import Conditions, Network, NetworkLoop
+from tests.simulation.persons import Persons
 from tests.simulation.rabbitmq_model import Broker
 from tests.simulation.records import FORGETFUL, Evidence, Execution, Injected
 from tests.simulation.redis_model import Redis
@@ -68,6 +69,7 @@ class World:
             name = f"worker{i + 1}"
             self.workers[name] = Worker(self, name, order, early)
         self.senders = Senders(self, DELIVERIES, plan.seconds, plan.senders)
+        self.persons = Persons(self, plan.persons, plan.seconds)
         self.failpoints: dict[str, str] = {}
         self.inspected: dict[str, Any] = {}
         #: What was asked of each claim, by its key in Redis.
@@ -119,12 +121,14 @@ class World:
         await asyncio.sleep(WARM)
         self.evidence.ready = loop.time()
         sending = loop.start(self.senders.party, self.senders.run())
+        replaying = loop.start(self.party, self.persons.run())
         if not self.plan.calm:
             await faults.inject(self, self.plan.faults)
         self.senders.until = loop.time() + self.plan.seconds + 30
         while not sending.done():  # a callback of it would be its party's
             await asyncio.sleep(0.1)
         sending.result()
+        await replaying
         await self._settle()
         self.senders.close()
         await asyncio.sleep(QUIET)
@@ -281,7 +285,8 @@ class World:
 
     def is_violation(self, record: logging.LogRecord) -> bool:
         """Tell whether a process must not log this."""
-        return record.levelno >= logging.ERROR and self.loop.current.name.startswith("gateway")
+        ours = self.loop.current.name.startswith(("gateway", "person"))
+        return ours and record.levelno >= logging.ERROR
 
     def _observe(self, now: float, one: str, other: str, data: bytes) -> None:
         self.digest.update(_moment(now) + data)
@@ -348,4 +353,5 @@ class Plan:
         quorum = self.queue.get("x-queue-type") == "quorum"
         self.faults = [] if self.calm else faults.draw(rng, self.gateways, SECONDS, quorum)
         self.senders: set[int] | None = None
+        self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False
