@@ -374,10 +374,11 @@ def _unwritten(judge: Judge, one: Try) -> bool:
     away = any(judge.hit(since, one.answered, target=each) for each in ("redis", one.gateway))
     if one.status == 202 and not away:
         return False  # it has waited for the journal
-    return judge.hit(
-        one.at, until if away else one.answered + SLOW, "killed", "child killed", "killed at",
-        "drained", "reloaded", target=one.gateway,
-    )  # fmt: skip
+    until = until if away else one.answered + SLOW
+    killed = judge.hit(one.at, until, "killed", "child killed", "killed at", target=one.gateway)
+    return killed or any(
+        name == one.gateway and one.at <= at <= until for name, at in judge.seen.ended
+    )
 
 
 def replays(judge: Judge) -> Iterator[str]:

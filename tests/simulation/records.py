@@ -126,6 +126,8 @@ class Evidence:
     #: Dead letters: the delivery, and the task's name.
     dead: set[tuple[str, str]] = field(default_factory=set)
     injected: list[Injected] = field(default_factory=list)
+    #: Gateways of which a process has drained, and when it ended.
+    ended: list[tuple[str, float]] = field(default_factory=list)
     #: The text of results that were read at a result's URL, with the task, by delivery.
     read: list[tuple[str, str]] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)

@@ -237,6 +237,7 @@ class World:
 
     def child_ended(self, child: Child) -> None:
         gateway = child.gateway
+        self.evidence.ended.append((gateway.name, self.loop.time()))
         if gateway.running and child is gateway.child:
             self.evidence.logged.append(f"{gateway.name} has ended by itself")
             self.later(0.1, gateway.start_child)
