@@ -87,8 +87,10 @@ async def inspect(world: World) -> dict[str, Any]:
     async with RedisStore.opened(world.config) as store:
         entries = [entry async for entry in store.entries(calls=True)]
         size = await store.trim(100)
+        groups = await store.groups()
     return {
         "entries": entries,
         "size": size,
+        "groups": groups,
         "bytes": world.stream_bytes("gateway:/::{journal}:deliveries"),
     }

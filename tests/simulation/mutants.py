@@ -274,6 +274,18 @@ MUTANTS = [
         "'task_id', ARGV[2], 'state', 'replayed'",
         "'state', 'replayed'",
     ),
+    _m(
+        "a failure that is counted again",
+        "journal/scripts",
+        "if fails[state] and state ~= before then",
+        "if fails[state] then",
+    ),
+    _m(
+        "failures that stay to be counted",
+        "journal/group_scripts",
+        "redis.call('ZREM', KEYS[1], id) == 1",
+        "redis.call('ZSCORE', KEYS[1], id)",
+    ),
     _m("an entry that is not written whole", "journal/writing", "whole=not there", "whole=False"),
     _m(
         "what the journal's store does not answer given up",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
+from gateway.journal.groups import FAILURES
 from tests.simulation import histories
 from tests.simulation.records import (
     FORGETFUL,
@@ -360,6 +361,11 @@ def journal(judge: Judge) -> Iterator[str]:
             yield f"{name} has not succeeded"
         if entry.state == "failed" and entry.task_id not in failed:
             yield f"{name} has not failed"
+    failures = sum(entry.state in FAILURES for entry in entries)
+    earlier = sum(run["state"] in FAILURES for entry in entries for run in entry.runs)
+    counted = sum(group.count for group in judge.world.inspected["groups"])
+    if not failures <= counted <= failures + earlier:
+        yield f"{counted} failures are counted, of {failures} and {earlier} before a replay"
     there = {entry.arguments()[0][1]["x-try"] for entry in entries if entry.queue}
     for one in judge.seen.tries:
         if one.good and one.id not in there and not _unwritten(judge, one):
