@@ -20,7 +20,7 @@ from gateway.errors import StoreError
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, folded
 from gateway.journal.groups import About, general
-from gateway.journal.stores import store_for
+from gateway.journal.store import JournalStore
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
 
@@ -98,7 +98,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     journal = answers = late = archive = groups = 0
     some: list[Entry] = []
     if config.state:
-        async with store_for(config).opened(config) as store:
+        async with JournalStore.opened(config) as store:
             async with aclosing(store.entries(True)) as entries:
                 some = [replace(each, call=b"") async for each in entries if wanted.is_about(each)]
             journal = len(some)

@@ -17,8 +17,8 @@ from gateway.background import Service, Work
 from gateway.celery_message import decode_result
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import FIRST_LOOK, JournalStore
 from gateway.journal.entry import RUNNING, End, ended
+from gateway.journal.store import FIRST_LOOK, JournalStore
 from gateway.metric_table import LATE
 from gateway.metrics import Metrics
 from gateway.stores.results import Results

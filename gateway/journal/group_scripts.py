@@ -6,10 +6,7 @@ set *news* has what is to be told of them, by its time (ms); the hash *rates* ho
 each route were answered, and have failed, by minutes.
 """
 
-_MS = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
+from gateway.journal.scripts import NOW, READABLE
 
 # Returns deliveries that have failed and are not counted, the first one first: id, time of that
 # (ms), about, state and error; '' where it is gone, or runs again. Nothing where another process
@@ -37,7 +34,7 @@ return found
 # then for each failure its delivery's id, time (ms), group's id (empty: it has none), and what the
 # group has in common. A group whose numbers are damaged begins anew.
 COUNT = (
-    _MS
+    NOW
     + """
 local counted = 0
 for i = 4, #ARGV, 4 do
@@ -106,13 +103,13 @@ return counted
 # Returns the time (ms), then all fields of some groups, those that have failed last first.
 # KEYS: groups. Arguments: what keys of groups begin with, the first one's place, number
 GROUPS = (
-    _MS
+    NOW
+    + READABLE
     + """
 local found = {now}
 local ids = redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', '-inf', 'LIMIT', ARGV[2], ARGV[3])
 for _, id in ipairs(ids) do
-    local fields = redis.pcall('HGETALL', ARGV[1] .. id)
-    found[#found + 1] = fields.err and {'error', fields.err} or fields
+    found[#found + 1] = readable(redis.pcall('HGETALL', ARGV[1] .. id))
 end
 return found
 """
@@ -121,7 +118,7 @@ return found
 # Mutes a group, or says that it is resolved; returns 0 if there is no such group. KEYS: its hash.
 # Arguments: until when (ms; empty: it is resolved now)
 CHANGE_GROUP = (
-    _MS
+    NOW
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return 0
@@ -167,7 +164,7 @@ end
 # it again. KEYS: rates, news. Arguments: minutes, share (''; none is given), least number of
 # answers, then 'a' for answered or 'f' for failed, route and number of each
 RATES = (
-    _MS
+    NOW
     + """
 local minute, sums = math.floor(now / 60000), {}
 for i = 4, #ARGV, 3 do

@@ -17,8 +17,8 @@ from gateway.celery_message import encode_body
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
-from gateway.journal.base import Refusal
 from gateway.journal.entry import IGNORED, REFUSED
+from gateway.journal.store import Refusal
 from gateway.request_log import shown_path
 from gateway.sources import of
 

@@ -26,9 +26,8 @@ from gateway.errors import (
     RequestError,
     Unroutable,
 )
-from gateway.journal.base import BEGUN, INTERRUPTED, NOT_ANSWERED, UNDER_WAY, JournalStore
 from gateway.journal.entry import RECEIVED, Entry, ended, iso_now
-from gateway.journal.stores import store_for
+from gateway.journal.store import BEGUN, INTERRUPTED, NOT_ANSWERED, UNDER_WAY, JournalStore
 from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
@@ -254,7 +253,7 @@ class Replays:
 @asynccontextmanager
 async def replaying(config: Config) -> AsyncIterator[Replays]:
     """Connect to the journal's store and to the broker, and yield what replays deliveries."""
-    async with store_for(config).opened(config) as store, publishing(config) as publish:
+    async with JournalStore.opened(config) as store, publishing(config) as publish:
 
         async def publish_today(entry: Entry, task_id: str) -> None:
             await publish(aimed(config, entry), task_id)

@@ -16,14 +16,26 @@ archived, by the time (us) of the last change, and *missed* counts those that we
 Each script has these two keys last, if at all.
 """
 
-# Marks deliveries as changed. `marks` has a time and an id for each.
+#: The time in milliseconds.
+NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+# Marks deliveries as changed, and as missed if they are removed so; without an archive it does
+# nothing.
 _MARK = """
 local function microseconds()
     local time = redis.call('TIME')
     return string.format('%.0f', time[1] * 1e6 + time[2])
 end
+local function mark(changed, id)
+    if changed then
+        redis.call('ZADD', changed, microseconds(), id)
+    end
+end
 local function missed(changed, key, ids)
-    local number = redis.call('ZREM', changed, unpack(ids))
+    local number = changed and redis.call('ZREM', changed, unpack(ids)) or 0
     if number > 0 then
         redis.call('INCRBY', key, number)
     end
@@ -31,7 +43,7 @@ end
 """
 
 # What is told of a key that is no hash any more, in the place of its fields.
-_READABLE = """
+READABLE = """
 local function readable(fields)
     return fields.err and {'error', fields.err} or fields
 end
@@ -63,9 +75,8 @@ end
 WRITE = (
     _RANK
     + _MARK
+    + NOW
     + """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
 local drops = ARGV[7] == '1'
 local count, added, changed, marks, failing, at = 0, 0, {}, {}, {}, KEYS[5] and microseconds()
@@ -154,9 +165,7 @@ while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) d
     redis.call('UNLINK', unpack(keys))
     redis.call('ZREM', KEYS[2], unpack(ids))
     redis.call('DECRBY', KEYS[3], removed)
-    if at then
-        missed(KEYS[5], KEYS[6], ids)
-    end
+    missed(KEYS[5], KEYS[6], ids)
 end
 for _, change in ipairs(changed) do
     local told = redis.pcall('PUBLISH', channel, change)
@@ -174,12 +183,12 @@ end
 # their values
 REFUSE = (
     _MARK
+    + NOW
     + """
 if redis.call('EXISTS', KEYS[1]) == 1 then
     return
 end
-local time = redis.call('TIME')
-local now, number = time[1] * 1000 + math.floor(time[2] / 1000), 1e9
+local number = 1e9
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 if last then
     local ms, seq = string.match(last[1], '(%d+)-(%d+)')
@@ -191,16 +200,12 @@ local place = string.format('%.0f-%.0f', now, number)
 redis.call('HSET', KEYS[1], 'state', ARGV[6], 'position', place, unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('XADD', KEYS[2], place, 'id', ARGV[1])
-if KEYS[3] then
-    redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
-end
+mark(KEYS[3], ARGV[1])
 while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
     local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
     redis.call('XDEL', KEYS[2], oldest[1])
     redis.call('UNLINK', ARGV[4] .. oldest[2][2])
-    if KEYS[3] then
-        missed(KEYS[3], KEYS[4], {oldest[2][2]})
-    end
+    missed(KEYS[3], KEYS[4], {oldest[2][2]})
 end
 redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 """
@@ -209,9 +214,9 @@ redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 # Returns id and task id of those whose time for a look has come, and postpones the next one: each
 # time twice as long. KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys
 # of deliveries begin with
-DUE = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+DUE = (
+    NOW
+    + """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
     local task = redis.pcall('HGET', ARGV[4] .. id, 'task_id')
@@ -226,6 +231,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
 end
 return found
 """
+)
 
 # Removes what is older than the journal's age. Returns how many were removed, how many deliveries
 # there are, how many of them are open, their bytes, and how many are not archived, since when
@@ -234,18 +240,15 @@ return found
 # Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin with
 TRIM = (
     _MARK
+    + NOW
     + """
-local time = redis.call('TIME')
-local last = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[1]
-local removed = 0
+local last, removed = now - ARGV[1], 0
 for _, stream in ipairs({KEYS[1], KEYS[2]}) do
     for _, old in ipairs(redis.call('XRANGE', stream, '-', last, 'COUNT', ARGV[2])) do
         redis.call('XDEL', stream, old[1])
         redis.call('UNLINK', ARGV[3] .. old[2][2])
         redis.call('ZREM', KEYS[3], old[2][2])
-        if KEYS[5] then
-            missed(KEYS[5], KEYS[6], {old[2][2]})
-        end
+        missed(KEYS[5], KEYS[6], {old[2][2]})
         if old[2][4] then
             redis.call('DECRBY', KEYS[4], old[2][4])
         end
@@ -292,9 +295,7 @@ if (open(before[2]) or late[ARGV[3]]) and further(ARGV[3], before[2]) then
     if fails[ARGV[3]] then
         redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
     end
-    if KEYS[4] then
-        redis.call('ZADD', KEYS[4], microseconds(), ARGV[1])
-    end
+    mark(KEYS[4], ARGV[1])
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end
 if ARGV[4] == '0' or redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
@@ -315,8 +316,8 @@ return status and 'error' or 'unknown'
 # interrupted one again, for how long one is under way (ms)
 BEGIN_REPLAY = (
     _MARK
+    + NOW
     + """
-local now = math.floor(microseconds() / 1000)
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying', 'replaying_until')
 if before[2] then
     local left = before[3] and before[3] - now
@@ -331,9 +332,7 @@ elseif before[1] ~= ARGV[2] then
 end
 redis.call('HSET', KEYS[1], 'replaying', ARGV[1], 'replaying_until',
     string.format('%.0f', now + ARGV[5]))
-if KEYS[2] then
-    redis.call('ZADD', KEYS[2], microseconds(), ARGV[3])
-end
+mark(KEYS[2], ARGV[3])
 return {'begun', ARGV[1]}
 """
 )
@@ -343,6 +342,7 @@ return {'begun', ARGV[1]}
 # look (ms from now), channel, the runs until now
 END_REPLAY = (
     _MARK
+    + NOW
     + """
 if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
     return
@@ -352,12 +352,8 @@ if ARGV[3] == '' then
     return
 end
 redis.call('HDEL', KEYS[1], 'replaying')
-if KEYS[3] then
-    redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
-end
+mark(KEYS[3], ARGV[1])
 if ARGV[3] == '1' then
-    local time = redis.call('TIME')
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
     redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '',
         'runs', ARGV[6])
     redis.call('HDEL', KEYS[1], 'begun_at', 'ended_at', 'attempts')
@@ -373,7 +369,7 @@ end
 # KEYS: changed. Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
 CHANGED = (
     _MARK
-    + _READABLE
+    + READABLE
     + """
 local found, left = {}, tonumber(ARGV[3])
 local last = string.format('%.0f', microseconds() - ARGV[4])
@@ -450,9 +446,9 @@ end
 if size then
     redis.call('DECRBY', KEYS[5], size)
 end
-redis.call('ZREM', KEYS[4], ARGV[1])
-redis.call('ZREM', KEYS[6], ARGV[1])
-redis.call('ZREM', KEYS[7], ARGV[1])
+for _, key in ipairs({KEYS[4], KEYS[6], KEYS[7]}) do
+    redis.call('ZREM', key, ARGV[1])
+end
 return redis.call('DEL', KEYS[1])
 """
 
@@ -465,7 +461,7 @@ return redis.call('DEL', KEYS[1])
 # an empty text is anything: states between commas, a pattern of the status, 65,536 digits, a 1
 # at the number that is the first four of an identity, and texts that `about` has
 PAGE = (
-    _READABLE
+    READABLE
     + """
 local call, find, sub = redis.call, string.find, string.sub
 local function get(key, name)

@@ -20,7 +20,10 @@ from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError, Unanswered
-from gateway.journal.base import (
+from gateway.journal.entry import OPEN, RECEIVED, STATES, WELL, End, described
+from gateway.journal.follower import Follower
+from gateway.journal.refusals import Refusals
+from gateway.journal.store import (
     NOT_ANSWERED,
     Answered,
     JournalStore,
@@ -28,10 +31,6 @@ from gateway.journal.base import (
     Row,
     Size,
 )
-from gateway.journal.entry import OPEN, RECEIVED, STATES, WELL, End, described
-from gateway.journal.follower import Follower
-from gateway.journal.refusals import Refusals
-from gateway.journal.stores import store_for
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
 
@@ -86,7 +85,7 @@ class Journal:
     """
 
     def __init__(self, config: Config, metrics: Metrics, results: Results | None = None):
-        self.store = store_for(config)(config)
+        self.store = JournalStore(config)
         self._follower = results and Follower(config, self.store, metrics, results)
         self.stored = config.strategy_info.stored
         self._size = SizeWatch(config, self.store, metrics)
