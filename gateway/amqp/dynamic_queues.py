@@ -159,11 +159,7 @@ class DynamicQueues(Service):
         if connection is None:
             raise BrokerUnavailable
         begun = monotonic()
-        channel = await broker.open_channel(connection)
-        try:
-            arguments = queue.route.dynamic_arguments()
-            queue.messages, queue.consumers = await broker.declare(channel, queue.name, arguments)
-        finally:
-            if channel.is_open:
-                channel.close()
+        queue.messages, queue.consumers = await broker.declare_alone(
+            connection, queue.name, queue.route.dynamic_arguments()
+        )
         queue.declared = begun

@@ -116,23 +116,16 @@ class QueueConsumers(Service):
         due = [queue for queue in self._queues if queue.due(now)]
         if connection is None or not due:
             return
-        channel = await broker.open_channel(connection)
-        try:
+        async with broker.looking(connection) as look:
             for queue in due:
                 begun = monotonic()
                 try:
-                    queue.messages, queue.consumers = await broker.declare(
-                        channel, queue.name, None
-                    )
+                    queue.messages, queue.consumers = await look(queue.name)
                     queue.declared = begun
                 except ChannelClosedByBroker as exc:
                     if exc.reply_code != 404:
                         raise
                     queue.declared, queue.messages = -inf, 0
-                    channel = await broker.open_channel(connection)
-        finally:
-            if channel.is_open:
-                channel.close()
 
     # Idle queues ------------------------------------------------------------------------
 

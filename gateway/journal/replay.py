@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gateway import audit
 from gateway.amqp import broker
-from gateway.amqp.publishers import publisher_for
+from gateway.amqp.publisher import publisher_for
 from gateway.celery_message import TaskIds, decode_result
 from gateway.clock import monotonic
 from gateway.config.pointers import pointers_in

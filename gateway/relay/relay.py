@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.queue_lengths import QueueLengths
 from gateway.background import Service
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
@@ -289,8 +288,8 @@ def _fairness(config: Config, strategy: Strategy) -> Fairness:
     queues = {q for route in config.routes if route.fair_by is not None for q in route.queue_names}
     publisher = strategy.publisher
     if queues and isinstance(publisher, Publisher):
-        return Fairness(QueueLengths(queues, publisher))
-    return Fairness(QueueLengths())
+        return Fairness(queues, publisher)
+    return Fairness()
 
 
 def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:

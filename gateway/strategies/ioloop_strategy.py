@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.amqp.publishers import publisher_for
+from gateway.amqp.publisher import publisher_for
 from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config

@@ -16,7 +16,8 @@ from gateway.cli.checks import stores
 from gateway.cli.checks.finding import Finding
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal import redis_store, writing
+from gateway.journal import store as journal_store
+from gateway.journal import writing
 from gateway.journal.entry import ACCEPTED, FAILED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import reading
@@ -341,7 +342,7 @@ def test_what_has_expired_is_left_out_before_it_is_trimmed(unfollowed, metrics, 
 
 
 def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, start, monkeypatch):
-    monkeypatch.setattr(redis_store, "_SILENCE", 0.1)
+    monkeypatch.setattr(journal_store, "_SILENCE", 0.1)
     server = start(stack.redis)
     config = Config(state_url=server.url, journal=10, strategy="pika")
 

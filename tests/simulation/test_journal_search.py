@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal import redis_store
+from gateway.journal import store as journal_store
 from gateway.journal.entry import IGNORED, REFUSED, STATES, SUCCEEDED, Entry
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.reading import Reader
@@ -87,9 +87,9 @@ class Whole(JournalStore):
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_store, "_LOOKED", 3)
-        patch.setattr(redis_store, "_PAGE", 2)
-        patch.setattr(redis_store, "_CALLS", 250)
+        patch.setattr(journal_store, "_LOOKED", 3)
+        patch.setattr(journal_store, "_PAGE", 2)
+        patch.setattr(journal_store, "_CALLS", 250)
         yield
 
 
@@ -139,7 +139,7 @@ def test_a_search_finds_what_a_reading_of_all_finds(
         # Each group that there is, alone and with the rest of the filter.
         for each in {entry.id for entry in await found(Whole(CONFIG, store._run), Filter())}:
             entry = await store.get(each)
-            about = entry and redis_store.group_of(entry)
+            about = entry and journal_store.group_of(entry)
             if about:
                 filters += [Filter(group=about.id), Filter(**{**vars(wanted), "group": about.id})]
         return [await found(store, each) for each in filters]
