@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway import background
+from gateway.background import Service, Work
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
@@ -310,20 +311,16 @@ PAUSE = 10.0  # seconds between two queries
 _TRIMMED = 200  # deliveries that are removed at once
 
 
-class SizeWatch:
+class SizeWatch(Service):
     """Trims the journal's `store`, and sets its gauges."""
 
     def __init__(self, config: Config, store: JournalStore, metrics: Metrics):
         self._config = config
         self._store = store
         self._metrics = metrics
-        self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        self._task = background.start(self._watch(), "journal size")
-
-    async def stop(self) -> None:
-        await background.stop(self._task)
+    def _work(self) -> Work:
+        yield "journal size", self._watch()
 
     def _room_used(self, size: Size) -> float:
         """Return how much of what the journal may hold waits for the archive, from 0 to 1."""
