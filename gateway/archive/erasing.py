@@ -13,8 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.claims.claim import DONE, read
-from gateway.claims.keys import CLAIM, FAILURE, TAGGED
+from gateway.claims.claim import CLAIM_KEY, DONE, FAILURE_KEY, TAGGED_KEY, read
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.journal.entry import Entry
@@ -125,13 +124,13 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
 async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:
     """Forget the kept answers with the text: later tries get the stored result, or a 202."""
     number = 0
-    for kind in (CLAIM, FAILURE, TAGGED):
+    for kind in (CLAIM_KEY, FAILURE_KEY, TAGGED_KEY):
         async for key in store.keys(prefix + kind):
             value = await store.run("GET", key)
             if value is None:
                 continue
             left = b""
-            if kind == CLAIM or (kind == TAGGED and key.endswith(b"}")):
+            if kind == CLAIM_KEY or (kind == TAGGED_KEY and key.endswith(b"}")):
                 record = read(value)
                 if record.state != DONE or not wanted.is_in(record.rest):
                     continue

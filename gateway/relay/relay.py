@@ -24,7 +24,7 @@ from gateway.metrics import Metrics
 from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.delivery import DeliveryInFlight
 from gateway.relay.fairness import Fairness
-from gateway.relay.further_tasks import FurtherTasks
+from gateway.relay.further_tasks import FurtherTasks, TakenTasks
 from gateway.relay.in_flight import (
     Context,
     InFlight,
@@ -91,7 +91,7 @@ class Relay(Service):
             recorders.append(LogRecorder(config.log_requests, config.strategy))
         if tracer is not None:
             recorders.append(tracer)
-        taken = idempotency.taken if idempotency else None
+        taken = TakenTasks(config, idempotency.claims.redis) if idempotency else None
         self.context = Context(
             strategy=strategy,
             strategy_name=config.strategy,
