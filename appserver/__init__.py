@@ -12,17 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from appserver.answers import Answer
     from appserver.celery_app import app
     from appserver.celery_setup import setup
-    from appserver.webhook import Answer, delivery
+    from appserver.received import delivery
 
 __all__ = ["Answer", "app", "delivery", "setup"]
 
 # No submodule may have one of these names, because importing it would replace the attribute.
 _HOMES = {
-    "Answer": "webhook",
+    "Answer": "answers",
     "app": "celery_app",
-    "delivery": "webhook",
+    "delivery": "received",
     "setup": "celery_setup",
 }
 

@@ -20,9 +20,8 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
-from gateway.amqp.known_queues import DynamicQueue, KnownQueues
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.queue_consumers import QueueConsumers
+from gateway.amqp.queue_consumers import DynamicQueue, KnownQueues, QueueConsumers
 from gateway.background import Service
 from gateway.celery_message import Message
 from gateway.clock import monotonic

@@ -8,9 +8,8 @@ each route were answered, and have failed, by minutes.
 
 from gateway.journal.scripts import NOW, READABLE
 
-# Returns deliveries that have failed and are not counted, the first one first: id, time of that
-# (ms), about, state and error; '' where it is gone, or runs again. Nothing where another process
-# counts them. KEYS: failing, the key of the process that counts. Arguments: process, how long it is
+# Returns of each id, time of its failure (ms), about, state and error; '' where it is gone, or runs
+# again. KEYS: failing, the key of the process that counts. Arguments: process, how long it is
 # the one from now on (ms), number, what keys of deliveries begin with
 FAILING = """
 if (redis.call('GET', KEYS[2]) or ARGV[1]) ~= ARGV[1] then
@@ -115,8 +114,8 @@ return found
 """
 )
 
-# Mutes a group, or says that it is resolved; returns 0 if there is no such group. KEYS: its hash.
-# Arguments: until when (ms; empty: it is resolved now)
+# Returns 0 if there is no such group. KEYS: its hash. Arguments: until when (ms; empty: it is
+# resolved now)
 CHANGE_GROUP = (
     NOW
     + """
@@ -132,13 +131,12 @@ return 1
 """
 )
 
-# Removes a group. KEYS: its hash, groups. Arguments: its id
+# KEYS: its hash, groups. Arguments: its id
 FORGET_GROUP = """
 redis.call('ZREM', KEYS[2], ARGV[1])
 return redis.call('DEL', KEYS[1])
 """
 
-# Returns what is to be told; nothing before the pause after the last message is over.
 # KEYS: news, the key of that pause. Arguments: the time from which on news are told (ms), number
 NEWS = """
 if redis.call('EXISTS', KEYS[2]) == 1 then
@@ -147,8 +145,8 @@ end
 return redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf', 'LIMIT', 0, ARGV[2])
 """
 
-# Writes that a message was sent, or why it could not be. KEYS: news, the key of the pause.
-# Arguments: the pause (ms), why not (empty: it was sent), what need not be told any more
+# KEYS: news, the key of the pause. Arguments: the pause (ms), why no message was sent (empty: it
+# was), what need not be told any more
 TOLD = """
 redis.call('DEL', KEYS[2])
 if ARGV[1] ~= '0' then
@@ -159,10 +157,9 @@ if #ARGV > 2 then
 end
 """
 
-# Adds to the numbers of the last minutes, and returns their sums: route, answered, failed, and so
-# on. A route whose share of failures passes the given one is told in *news*, once until it is below
-# it again. KEYS: rates, news. Arguments: minutes, share (''; none is given), least number of
-# answers, then 'a' for answered or 'f' for failed, route and number of each
+# Returns route, answered, failed, and so on. A route is told in *news* once, until its share is
+# below the given one again. KEYS: rates, news. Arguments: minutes, share (''; none is given), least
+# number of answers, then 'a' for answered or 'f' for failed, route and number of each
 RATES = (
     NOW
     + """

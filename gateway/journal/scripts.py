@@ -6,7 +6,8 @@ set *open* has those whose end is not known, by the time (ms) of the next look a
 *bytes* is the sum of all. The stream *refused* has the ids of requests without a message, which
 were refused or ignored, so that these never displace deliveries. Every change is published on the
 channel *changes*. Where the account may not publish, it is written all the same, and only `WRITE`
-says so. Only Redis' own clock is used.
+says so. Only Redis' own clock is used. What a script does is said by the method of
+`gateway.journal.store.JournalStore` that sends it.
 
 The sorted set *failing* has deliveries that have failed and are not counted yet, by the time (us)
 of that: see `gateway.journal.group_scripts`.
@@ -66,12 +67,9 @@ local function open(state)
 end
 """
 
-# Writes deliveries: how each has begun, how it was answered, or both.
 # KEYS: deliveries, open, bytes, failing, changed, missed. Arguments: most deliveries, most bytes,
-# life (ms),
-# first look (ms from now), what keys of deliveries begin with, channel, 1 to drop the call of one
-# that has ended well, then for each delivery what `Row` of gateway.journal.base has. Returns an
-# error where all is written, but not announced.
+# life (ms), first look (ms from now), what keys of deliveries begin with, channel, 1 to drop the
+# call of one that has ended well, then for each delivery what `gateway.journal.store.Row` has.
 WRITE = (
     _RANK
     + _MARK
@@ -176,11 +174,9 @@ end
 """
 )
 
-# Writes a request without a message, once. Its place in the stream is one that no
-# delivery has, so that both streams can be read as one. KEYS: the hash, refused, changed, missed.
-# Arguments: id,
-# most requests, life (ms), what keys of deliveries begin with, channel, state, then fields and
-# their values
+# The place in the stream is one that no delivery has, so that both streams can be read as one.
+# KEYS: the hash, refused, changed, missed. Arguments: id, most requests, life (ms), what keys of
+# deliveries begin with, channel, state, then fields and their values
 REFUSE = (
     _MARK
     + NOW
@@ -211,9 +207,8 @@ redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 """
 )
 
-# Returns id and task id of those whose time for a look has come, and postpones the next one: each
-# time twice as long. KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys
-# of deliveries begin with
+# KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys of deliveries begin
+# with
 DUE = (
     NOW
     + """
@@ -233,11 +228,9 @@ return found
 """
 )
 
-# Removes what is older than the journal's age. Returns how many were removed, how many deliveries
-# there are, how many of them are open, their bytes, and how many are not archived, since when
-# (seconds), and how many were removed before they were.
-# KEYS: deliveries, refused, open, bytes, changed, missed.
-# Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin with
+# Returns what `gateway.journal.store.Size` has. KEYS: deliveries, refused, open, bytes, changed,
+# missed. Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin
+# with
 TRIM = (
     _MARK
     + NOW
@@ -267,9 +260,6 @@ return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), byte
 """
 )
 
-# Writes what became of a task, unless the delivery has another task or another end by now. Returns,
-# once for each task that has ended, how its request was answered: 'accepted' with a 2xx, which is
-# also said of a replay, 'error', or 'unknown' if the answer is not written (yet).
 # The error of a delivery with redacted values is shortened, as its text may have one.
 # KEYS: the hash, open, failing, changed, missed. Arguments: id, task id, state, 1 if it is an end
 # that the caller counts, channel, 1 to drop the call of one that has ended well, fields and values
@@ -309,11 +299,9 @@ return status and 'error' or 'unknown'
 """
 )
 
-# Writes that a replay is about to be published, so that no other replay is. Returns 'begun' and its
-# task id, or what is in the way, and the id of that one's task: a replay that is 'under way' or was
-# 'interrupted', or one that has 'run' ('': the delivery is gone). KEYS: the hash, changed, missed.
-# Arguments: its new task id, the task id that it must have now, its id, 1 to publish the task of an
-# interrupted one again, for how long one is under way (ms)
+# Returns what `gateway.journal.store.Begun` has. KEYS: the hash, changed, missed. Arguments: its new
+# task id, the task id that it must have now, its id, 1 to publish the task of an interrupted replay
+# again, for how long one is under way (ms)
 BEGIN_REPLAY = (
     _MARK
     + NOW
@@ -337,9 +325,9 @@ return {'begun', ARGV[1]}
 """
 )
 
-# Writes how a replay's publishing has ended. KEYS: the hash, open, changed, missed.
-# Arguments: id, its task id, 1 if the broker has taken it, 0 if not, '' if that is not known, first
-# look (ms from now), channel, the runs until now
+# KEYS: the hash, open, changed, missed. Arguments: id, the replay's task id, 1 if the broker
+# has taken it, 0 if not, '' if that is not known, first look (ms from now), channel, the runs until
+# now
 END_REPLAY = (
     _MARK
     + NOW
@@ -364,9 +352,8 @@ end
 """
 )
 
-# Returns deliveries that have changed and are not archived, the first change first: id, time of the
-# change, and all fields (none: it is gone). It ends where these would be too many bytes.
-# KEYS: changed. Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
+# Returns of each id, time of the change, and all fields (none: it is gone). KEYS: changed.
+# Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
 CHANGED = (
     _MARK
     + READABLE
@@ -388,9 +375,8 @@ return found
 """
 )
 
-# Returns ids that are not marked as changed, of the next entries of a stream, the newest first, and
-# the last one's place (empty: there is none). KEYS: deliveries or refused, changed.
-# Arguments: newest, number
+# Returns the last one's place (empty: there is none), and the ids of those that are not marked.
+# KEYS: deliveries or refused, changed. Arguments: newest, number
 UNMARKED = """
 local last, found = '', {}
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
@@ -402,8 +388,7 @@ end
 return {last, found}
 """
 
-# Removes the marks of deliveries that were archived and have not changed since. KEYS: changed.
-# Arguments: for each its id, and the time of the change
+# KEYS: changed. Arguments: for each delivery its id, and the time of the change
 ARCHIVED = """
 for i = 1, #ARGV, 2 do
     if redis.call('ZSCORE', KEYS[1], ARGV[i]) == ARGV[i + 1] then
@@ -412,7 +397,7 @@ for i = 1, #ARGV, 2 do
 end
 """
 
-# Marks deliveries as changed that are not yet. KEYS: changed. Arguments: ids
+# KEYS: changed. Arguments: ids
 MARK = (
     _MARK
     + """
@@ -422,8 +407,7 @@ end
 """
 )
 
-# Returns which deliveries are there, as a text of 0 and 1. Arguments: what keys of deliveries begin
-# with, ids. It has no keys: they all have the prefix
+# Returns a text of 0 and 1. It has no keys. Arguments: what keys of deliveries begin with, ids
 THERE = """
 local found = {}
 for i = 2, #ARGV do
@@ -432,8 +416,7 @@ end
 return table.concat(found)
 """
 
-# Removes a delivery; returns 1 if it was there. KEYS: the hash, deliveries,
-# refused, open, bytes, changed, failing. Arguments: id, its position
+# KEYS: the hash, deliveries, refused, open, bytes, changed, failing. Arguments: id, its position
 ERASE = """
 local size
 for i = 2, 3 do

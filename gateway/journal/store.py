@@ -224,9 +224,9 @@ class JournalStore:
 
         It is called for each batch: a future costs less than a coroutine, which becomes a task.
         A delivery that was replayed meanwhile keeps what is known of the replay's task, and one
-        whose task has failed meanwhile keeps its error. One that is
-        not there and has no `about` is left out, as the bounds have removed it. Return in UTF-8 why
-        changes could not be announced, where all is written nevertheless, else None.
+        whose task has failed meanwhile keeps its error. One that is not there and has no `about` is
+        left out, as the bounds have removed it. Return in UTF-8 why changes could not be announced,
+        where all is written nevertheless, else None.
         """
         keys, config = self._keys, self._config
         return self._run(
@@ -264,10 +264,10 @@ class JournalStore:
         """Write what became of a delivery's task, unless it has another task or end by now.
 
         `end` may be *running* as well; the time of that, and of a late answer's end, is written,
-        too. A caller that `counts` ends is told how the request of an
-        open delivery was answered, once for each task that has ended, in UTF-8: ``accepted`` with a
-        2xx, which is also said of a replay, ``error``, or ``unknown`` if the answer is not written
-        (yet). Otherwise, the result is None.
+        too. A caller that `counts` ends is told how the request of an open delivery was answered,
+        once for each task that has ended, in UTF-8: ``accepted`` with a 2xx, which is also said of
+        a replay, ``error``, or ``unknown`` if the answer is not written (yet). Otherwise, the
+        result is None.
         """
         keys, ended = self._keys, end.state not in (RUNNING, *LATE)
         fields = ["error", end.error] if end.error else []

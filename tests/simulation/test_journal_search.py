@@ -19,8 +19,8 @@ from gateway.journal import store as journal_store
 from gateway.journal.entry import IGNORED, REFUSED, STATES, SUCCEEDED, Entry
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.reading import Reader
+from gateway.journal.replay import choose
 from gateway.journal.store import JournalStore, Refusal, Row
-from gateway.journal.tries import choose
 from tests.simulation.test_contract_redis import simulated
 
 CONFIG = Config(journal=100, journal_refused=True, strategy="pika", state_url="redis://simulated")

@@ -43,9 +43,8 @@ from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
 from gateway.journal.reading import reading as reading_journal
-from gateway.journal.replay import replaying
+from gateway.journal.replay import choose, replaying
 from gateway.journal.store import JournalStore
-from gateway.journal.tries import choose
 
 #: Seconds for which the journal is looked through at once.
 PATIENCE = 0.2

@@ -27,9 +27,8 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import PARTS, Filter, read_group, read_until
 from gateway.journal.reading import reading as reading_journal
-from gateway.journal.replay import outcomes, replaying
+from gateway.journal.replay import choose, outcomes, replaying
 from gateway.journal.store import POSITION, JournalStore
-from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
 
 _BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
