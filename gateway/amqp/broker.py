@@ -129,11 +129,6 @@ async def rpc(channel: Channel, call: Callable[..., object]) -> Any:
     return await done
 
 
-async def select_confirms(channel: Channel) -> None:
-    """Have the broker confirm messages on `channel`; the scanner reads the confirms, not pika."""
-    await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
-
-
 async def declare(
     channel: Channel, queue: str, arguments: dict[str, Any] | None
 ) -> tuple[int, int]:

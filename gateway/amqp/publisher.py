@@ -243,7 +243,8 @@ class Publisher:
             scanner = connection.scan(channel.channel_number, confirms.confirm)
             channel.add_on_return_callback(confirms.on_return)
             channel.add_on_close_callback(self._on_channel_closed)
-            await broker.select_confirms(channel)
+            # The scanner reads the confirms, not pika.
+            await broker.rpc(channel, partial(channel.confirm_delivery, lambda _: None))
             if self._on_channel is not None:
                 await broker.rpc(channel, partial(self._on_channel, channel, scanner))
             if not channel.is_open:

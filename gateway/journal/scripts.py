@@ -299,7 +299,7 @@ return status and 'error' or 'unknown'
 """
 )
 
-# Returns what `gateway.journal.store.Begun` has. KEYS: the hash, changed, missed. Arguments: its new
+# Returns what `gateway.journal.store.Begun` has. KEYS: the hash, changed, missed. Arguments: a new
 # task id, the task id that it must have now, its id, 1 to publish the task of an interrupted replay
 # again, for how long one is under way (ms)
 BEGIN_REPLAY = (

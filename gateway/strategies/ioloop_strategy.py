@@ -51,9 +51,6 @@ class IOLoop(Strategy):
     def checks(self) -> dict[str, str]:
         return {"broker": self.publisher.error, "results": self._results.error}
 
-    def _release(self, pending: PendingTask) -> None:
-        self._waiting.pop(pending.message.task_id, None)
-
     async def _poll(self) -> None:
         pause = PAUSE[0]
         while True:

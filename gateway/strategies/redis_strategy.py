@@ -75,9 +75,6 @@ class RedisPush(Strategy):
     def checks(self) -> dict[str, str]:
         return {"broker": self.publisher.error, "results": self._subscription.error}
 
-    def _release(self, pending: PendingTask) -> None:
-        self._waiting.pop(pending.message.task_id, None)
-
     def _receive(self, task_id: str, payload: bytes | int) -> None:
         pending = self._waiting.get(task_id)
         if pending is None:
