@@ -39,10 +39,7 @@ ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
 
 async def open_connection(
-    url: str,
-    tls: TLS,
-    on_closed: Callable[[Any, BaseException], None],
-    throttling: ReadThrottling,
+    url: str, tls: TLS, on_closed: Callable[[Any, BaseException], None], throttling: ReadThrottling
 ) -> TurnConnection:
     """Connect to the broker at `url`; `on_closed` is called when the opened connection ends.
 

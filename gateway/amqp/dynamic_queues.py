@@ -27,13 +27,7 @@ from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.route import Route
 from gateway.config.settings import Config
-from gateway.errors import (
-    BrokerBlocked,
-    BrokerUnavailable,
-    NotConfirmed,
-    RequestError,
-    Unroutable,
-)
+from gateway.errors import BrokerBlocked, BrokerUnavailable, NotConfirmed, RequestError, Unroutable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 

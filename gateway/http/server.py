@@ -58,8 +58,7 @@ class Server:
         self.draining = self._full = self._warned_full = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._parameters = HTTP1ConnectionParameters(
-            max_header_size=config.max_header,
-            max_body_size=_PARSER_BODY,
+            max_header_size=config.max_header, max_body_size=_PARSER_BODY
         )
 
     @property

@@ -66,12 +66,7 @@ class Refusals:
         )
 
     def write(
-        self,
-        request: Request,
-        about: Kept,
-        status: int,
-        seconds: float,
-        reason: str,
+        self, request: Request, about: Kept, status: int, seconds: float, reason: str
     ) -> None:
         """Write a request that was answered with `status`, unless there were many like it.
 

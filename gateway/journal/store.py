@@ -323,10 +323,7 @@ class JournalStore:
         return _read(delivery_id, await self._run("HGETALL", self._keys.of(delivery_id)))
 
     async def entries(
-        self,
-        calls: bool,
-        wanted: Filter = ALL,
-        before: str = "",
+        self, calls: bool, wanted: Filter = ALL, before: str = ""
     ) -> AsyncGenerator[Entry, None]:
         """Yield entries, the newest first, with their positions; `calls`: with their calls.
 
