@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 CHECK_INTERVAL = 1.0  # seconds between checks of the queues in use
 _KNOWN = 10.0  # seconds for which the workers' answers are used
 _LONGEST_SWEEP = 60.0  # seconds between two sweeps, at the most
-
-
 _WATCHED = 10.0  # seconds after a message in which its queue is checked each time
 
 
