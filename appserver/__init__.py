@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "app", "delivery", "setup"]
 
 # No submodule may have one of these names, because importing it would replace the attribute.
-_HOMES = {
-    "Answer": "answers",
-    "app": "celery_app",
-    "delivery": "received",
-    "setup": "celery_setup",
-}
+_HOMES = {"Answer": "answers", "app": "celery_app", "delivery": "received", "setup": "celery_setup"}
 
 
 def __getattr__(name: str) -> Any:

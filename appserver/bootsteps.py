@@ -1,7 +1,8 @@
-"""Steps of the worker's start: an event loop without delays, and no log line for each task."""
+"""Steps of the worker's start: a loop without delays, no log line for each task, parameters."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -15,6 +16,9 @@ from typing import Any
 from celery import bootsteps
 
 from appserver.private_parts import PrivateParts
+
+#: The attribute with the parameters of a task, for which `gateway check` asks.
+PARAMETERS = "gateway_parameters"
 
 _PARTS = PrivateParts(
     "the worker may wait up to a second between messages", "kombu.asynchronous.hub:Hub._ready"
@@ -122,3 +126,30 @@ class QuietTasks(bootsteps.Step):
         level = logging.INFO if logging.root.isEnabledFor(logging.DEBUG) else logging.WARNING
         for name in ("celery.worker.strategy", "celery.app.trace"):
             logging.getLogger(name).setLevel(level)
+
+
+class TellParameters(bootsteps.Step):
+    """Note the parameters of each task, as ``(order, currency=..., *, note=...)``.
+
+    `gateway check` compares them. Celery's command ``registered`` answers with attributes of the
+    tasks that the question names; a worker without this has no such attribute.
+    """
+
+    def create(self, worker: Any) -> None:
+        for task in worker.app.tasks.values():
+            # Some callables, as those that are written in C, have no signature.
+            try:
+                found = inspect.signature(task.run)
+            except (TypeError, ValueError):
+                continue
+            setattr(task, PARAMETERS, str(_plain(found)).replace("=Ellipsis", "=..."))
+
+
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature without annotations, and without the values of defaults."""
+    empty = inspect.Parameter.empty
+    parameters = [
+        each.replace(annotation=empty, default=empty if each.default is empty else ...)
+        for each in signature.parameters.values()
+    ]
+    return inspect.Signature(parameters)

@@ -11,17 +11,14 @@ from celery.exceptions import ImproperlyConfigured
 
 from appserver.absent_queues import AbsentQueues
 from appserver.attempts import TakeBack
-from appserver.bootsteps import PromptEvents, PromptHub
+from appserver.bootsteps import PromptEvents, PromptHub, TellParameters
 from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
 from appserver.frozen_nodes import LeaveFrozenNode
 from appserver.lost_results import CountLostResults
-from appserver.pools import SettledTasks
-from appserver.processes import PromptProcesses
+from appserver.pools import PromptProcesses, SettledTasks
 from appserver.queues import named_queues
-from appserver.replacements import carry_over
-from appserver.reply_backend import ReplyMixin
-from appserver.signatures import TellParameters
+from appserver.reply_backend import ReplyMixin, carry_over
 from appserver.task_stream import Stream
 from appserver.watch import EndWithSupervisor
 from appserver.worker import PoisonAwareTasks

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from celery import Task, signals
 from celery.app.task import Context
@@ -49,32 +49,23 @@ class Stored(NamedTuple):
     seconds: int
 
 
-class Connection(Protocol):
-    """What writes replies."""
-
-    def publish_all(self, replies: Sequence[Reply]) -> bool:
-        """Write all of them or none; tell which."""
-        ...
-
-
-class Store(Protocol):
-    """The backend, which stores several results at once."""
-
-    def store_all(self, results: Sequence[Stored]) -> list[bool]:
-        """Tell for each result whether it was stored."""
-        ...
-
-
 class HeldResults:
-    """The results of one turn of the loop."""
+    """The results of one turn of the loop.
+
+    `publish_all` writes all of several replies or none, and tells which. `store_all` stores several
+    results at once, and tells for each whether it was stored; None: there is no store for that.
+    """
 
     _held: list[tuple[Reply | Stored, Callable[[], object]]]
     _lock: Any  # an RLock: what is stored by itself may look for what is held
     _thread: threading.Thread | None
 
-    def __init__(self, connection: Connection, store: Store | None):
-        self._connection = connection
-        self._store = store
+    def __init__(
+        self,
+        publish_all: Callable[[Sequence[Reply]], bool],
+        store_all: Callable[[Sequence[Stored]], list[bool]] | None,
+    ):
+        self._publish_all, self._store_all = publish_all, store_all
         self._turn = 0  # how often they were written
         self._forget()
         forget = weakref.WeakMethod(self._forget)
@@ -125,11 +116,11 @@ class HeldResults:
         replies = [(one, otherwise) for one, otherwise in held if isinstance(one, Reply)]
         results = [(one, otherwise) for one, otherwise in held if isinstance(one, Stored)]
         # The senders of these wait, and those of stored results may.
-        if replies and not self._connection.publish_all([reply for reply, _ in replies]):
+        if replies and not self._publish_all([reply for reply, _ in replies]):
             for reply, otherwise in replies:
                 _try(otherwise, reply.correlation_id)
-        if results and self._store:
-            stored = self._store.store_all([result for result, _ in results])
+        if results and self._store_all:
+            stored = self._store_all([result for result, _ in results])
             for (result, otherwise), done in zip(results, stored, strict=True):
                 if not done:
                     _try(otherwise, result.key.decode())

@@ -20,10 +20,7 @@ DYNAMIC_EXCHANGE = "gateway.dynamic"
 QUEUE_TYPE = "quorum"
 #: The limit is RabbitMQ 4's own default. A forced reconnection counts as a delivery, too, so with a
 #: small limit messages that crash no worker would become dead letters.
-QUEUE_ARGUMENTS = {
-    "x-dead-letter-exchange": DEAD_LETTER_EXCHANGE,
-    "x-delivery-limit": 20,
-}
+QUEUE_ARGUMENTS = {"x-dead-letter-exchange": DEAD_LETTER_EXCHANGE, "x-delivery-limit": 20}
 
 #: Keeps the dead letters of all queues until an operator removes them.
 DEAD_LETTER_QUEUE = Queue(

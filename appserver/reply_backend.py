@@ -14,12 +14,12 @@ https://www.rabbitmq.com/docs/direct-reply-to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from celery import states
+from celery import current_task, states
 from celery.backends.base import DisabledBackend
 from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.utils.serialization import ensure_serializable
@@ -195,3 +195,46 @@ def encode(meta: dict[str, Any]) -> bytes:
         return _encode(meta).encode()
     except (TypeError, ValueError, RecursionError) as exc:
         raise EncodeError(str(exc)) from exc
+
+
+# A task in the place of another one answers, too -----------------------------------------------
+
+
+def carry_over(
+    body: Any = None, headers: Any = None, properties: Any = None, **_signal: object
+) -> None:
+    """Receive Celery's signal `before_task_publish`, and change what is about to be sent.
+
+    Celery's ``self.replace()`` sends another message under the same task id, or a chain or a chord
+    whose last task has it. That message, or that signature within it, gets the address for the
+    reply and the ``delivery`` header of the task that is replaced.
+    """
+    if not current_task:
+        return
+    request = current_task.request
+    reply_to = request.reply_to
+    if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
+        return
+    delivery = (request.headers or {}).get("delivery")
+    if headers.get("id") == request.id:
+        properties["reply_to"] = reply_to
+        headers.setdefault("delivery", delivery)
+        return
+    embed = body[2] if isinstance(body, (tuple, list)) and len(body) == 3 else None
+    for signature in _signatures(embed):
+        options = signature["options"]
+        if options.get("task_id") == request.id:
+            options["reply_to"] = reply_to
+            options["headers"] = {"delivery": delivery, **(options.get("headers") or {})}
+
+
+def _signatures(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all signatures in `value`, which are dicts with `options`."""
+    if isinstance(value, dict):
+        if isinstance(value.get("options"), dict):
+            yield value
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for each in list(value):
+        yield from _signatures(each)

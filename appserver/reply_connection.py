@@ -80,15 +80,11 @@ class ReplyConnection:
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
-    def publish(self, reply_to: str, correlation_id: str, body: bytes) -> bool:
-        """Write a reply within about `WRITE_TIMEOUT`; tell whether it was written.
-
-        It is not written while the broker blocks publishing connections because of an alarm.
-        """
-        return self.publish_all([Reply(reply_to, correlation_id, body)])
-
     def publish_all(self, replies: Sequence[Reply]) -> bool:
-        """Write several replies in one write, all of them or none, as `publish` does."""
+        """Write all replies in one write, or none, within about `WRITE_TIMEOUT`; tell which.
+
+        None is written while the broker blocks publishing connections because of an alarm.
+        """
         with self._lock:
             if time.monotonic() < self._not_before:
                 return False

@@ -17,6 +17,7 @@ import socket
 import ssl
 from collections import deque
 from functools import lru_cache
+from json import JSONDecoder
 from struct import Struct, unpack_from
 from time import monotonic
 from typing import Any
@@ -26,12 +27,14 @@ from celery import bootsteps
 from celery.concurrency.solo import TaskPool
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.message import Message
+from kombu.utils.json import object_hook
 
 from appserver.held_results import HeldResults
 from appserver.private_parts import PrivateParts
+from appserver.properties import decode_properties
 from appserver.reply_connection import reply_connection
 from appserver.result_script import ResultScript
-from appserver.task_message import TaskMessage
 
 READ = 65_536  # bytes that are read at once
 TURN = 0.001  # seconds after which the loop gets its turn; a task that takes longer is slow
@@ -45,6 +48,9 @@ _DELIVER = b"\0\x3c\0\x3c"  # class basic, method deliver
 _frame = Struct(">BHI")
 #: basic.ack of one message, as a whole frame.
 _ack = Struct(">BHIHHQBB")
+
+_JSON, _UTF_8 = "application/json", "utf-8"
+_decode_json = JSONDecoder(object_hook=object_hook).decode
 
 log = logging.getLogger(__name__)
 
@@ -233,8 +239,8 @@ def _held_results(consumer: Any) -> HeldResults | None:
         return None
     connection, backend = reply_connection(consumer.app), consumer.app.backend
     if connection.held is None:
-        store = backend if isinstance(backend, ResultScript) else None
-        connection.held = HeldResults(connection, store)
+        store_all = backend.store_all if isinstance(backend, ResultScript) else None
+        connection.held = HeldResults(connection.publish_all, store_all)
     return connection.held
 
 
@@ -262,6 +268,76 @@ def _names(names: bytes) -> tuple[str, str]:
     """Decode an exchange and a routing key, two strings after their lengths."""
     length = names[0]
     return names[1 : 1 + length].decode(), names[2 + length :].decode()
+
+
+_Message: Any = Message  # for mypy: kombu has no types
+
+
+class TaskMessage(_Message):
+    """kombu's message; it is acknowledged together with others, and decodes JSON directly."""
+
+    def __init__(
+        self,
+        stream: TaskStream,
+        channel: Any,
+        accept: Any,
+        info: dict[str, Any],
+        data: bytes,
+        at: int,
+    ):
+        """Read the header and body frames, which begin at `at`, and of which none is missing."""
+        self._stream = stream
+        self._payload: Any = None
+        size = unpack_from(">I", data, at + 3)[0]
+        properties = decode_properties(data, at + 19)
+        body = unpack_from(">Q", data, at + 11)[0]
+        begin = at + 8 + size + 7
+        super().__init__(
+            body=_text(data[begin : begin + body], properties.get("content_encoding", _UTF_8)),
+            delivery_tag=info["delivery_tag"],
+            content_type=properties.get("content_type"),
+            content_encoding=properties.get("content_encoding"),
+            delivery_info=info,
+            properties=properties,
+            headers=properties.get("application_headers") or {},
+            accept=accept,
+            channel=channel,
+        )
+
+    @property
+    def payload(self) -> Any:
+        """The decoded body. Raises what `decode` does."""
+        if self._payload is None:
+            self._payload = self.decode()
+        return self._payload
+
+    def decode(self) -> Any:
+        """Decode the body. Raises DecodeError, ContentDisallowed."""
+        ours = self.content_type == _JSON and self.content_encoding == _UTF_8
+        if not ours or not (self.accept is None or _JSON in self.accept):
+            return super().decode()
+        try:
+            return _decode_json(self.body.decode())
+        except (ValueError, RecursionError) as exc:
+            raise DecodeError(str(exc)) from exc
+
+    def acknowledge(self, logger: Any, errors: Any) -> None:
+        """Acknowledge the message, as a request does when it has ended; any thread may."""
+        self._stream.acknowledge(self.delivery_tag)
+
+    def refuse(self, logger: Any, errors: Any, requeue: bool) -> None:
+        """Reject the message; any thread may."""
+        self._stream.refuse(self, logger, errors, requeue)
+
+
+def _text(body: bytes, encoding: str) -> str | bytes:
+    """Return `body` as py-amqp does; what decodes it later takes bytes as UTF-8."""
+    if encoding == _UTF_8:
+        return body
+    try:
+        return body.decode(encoding)
+    except (LookupError, ValueError):  # no text, as "binary"
+        return body
 
 
 class Stream(bootsteps.StartStopStep):

@@ -43,7 +43,7 @@ BEGUN_AGAIN = 3
 PATIENCE = 5.0  # seconds for publishing a dead letter, with the pause before the next attempt
 #: The headers that are no headers of the task's own.
 CELERY_HEADERS = frozenset(vars(Context)) | {
-    *("lang", "task", "argsrepr", "kwargsrepr", "compression"),
+    *("lang", "task", "argsrepr", "kwargsrepr", "compression")
 }
 #: What is raised where a message cannot be begun: it is no task's, or cannot be pickled for a pool.
 #: Connections, and pools that end, raise other errors.

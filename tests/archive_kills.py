@@ -37,8 +37,7 @@ from gateway.archive.database import Database
 from gateway.archive.tables import DELIVERIES
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import Row, Size
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore, Row, Size
 from gateway.stack.server import poll
 from tests.faults.tasks import EXECUTED
 from tests.page_speed import _row, made
@@ -133,7 +132,7 @@ class Trial:
         some = [_row(made(self._of, time.time())) for _ in range(_SOME)]
         while not stop.is_set():
             with suppress(GatewayError):
-                async with RedisStore.opened(self.config) as store:
+                async with JournalStore.opened(self.config) as store:
                     while not stop.is_set():
                         rows = [_another(row) for row in self._of.sample(some, number)]
                         await store.write(rows)
@@ -164,7 +163,7 @@ class Trial:
     async def _watch(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             with suppress(GatewayError):
-                async with RedisStore.opened(self.config) as store:
+                async with JournalStore.opened(self.config) as store:
                     size = await store.trim(1)
                 self.seen.waiting.append((time.monotonic(), size.waiting, size.lag))
                 seen = self.seen
@@ -264,14 +263,14 @@ def _median_and_most(values: list[Any]) -> list[float]:
 
 def _size(config: Config) -> Size:
     async def ask() -> Size:
-        async with RedisStore.opened(config) as store:
+        async with JournalStore.opened(config) as store:
             return await store.trim(1)
 
     return asyncio.run(ask())
 
 
 async def _in_journal(config: Config) -> set[str]:
-    async with RedisStore.opened(config) as store, aclosing(store.entries(False)) as entries:
+    async with JournalStore.opened(config) as store, aclosing(store.entries(False)) as entries:
         return {entry.id async for entry in entries}
 
 

@@ -29,7 +29,6 @@ from urllib.request import Request, urlopen
 from gateway.archive.database import Database
 from gateway.archive.tables import DELIVERIES, row
 from gateway.config.settings import Config
-from gateway.journal.base import Row
 from gateway.journal.entry import (
     ANSWERED_LATE,
     DEAD_LETTERED,
@@ -40,7 +39,7 @@ from gateway.journal.entry import (
     SUCCEEDED,
     Entry,
 )
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore, Row
 from tests.admin_page import TOKEN, Page, loaded, served
 from tests.pages import SCHEMES, SCREENS, browser
 from tests.support.stack import Server, Stack
@@ -148,7 +147,7 @@ def made(of: random.Random, at: float, n: int = 0) -> Entry:
 async def fill_journal(config: Config, many: int) -> None:
     """Write `many` deliveries."""
     of = random.Random(73)
-    async with RedisStore.opened(config) as store:
+    async with JournalStore.opened(config) as store:
         for _ in range(0, many, _BATCH):
             await store.write([_row(made(of, time.time())) for _ in range(_BATCH)])
 

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import secrets
 import ssl
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -38,10 +39,7 @@ ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
 
 async def open_connection(
-    url: str,
-    tls: TLS,
-    on_closed: Callable[[Any, BaseException], None],
-    throttling: ReadThrottling,
+    url: str, tls: TLS, on_closed: Callable[[Any, BaseException], None], throttling: ReadThrottling
 ) -> TurnConnection:
     """Connect to the broker at `url`; `on_closed` is called when the opened connection ends.
 
@@ -101,6 +99,17 @@ async def open_channel(connection: TurnConnection) -> Channel:
         raise
 
 
+@asynccontextmanager
+async def own_channel(connection: TurnConnection) -> AsyncIterator[Channel]:
+    """Yield a new channel, which is closed at the end; a refusal closes it before."""
+    channel = await open_channel(connection)
+    try:
+        yield channel
+    finally:
+        if channel.is_open:
+            channel.close()
+
+
 async def rpc(channel: Channel, call: Callable[..., object]) -> Any:
     """Make a `call` on `channel` that takes a `callback`, and wait for the callback.
 
@@ -115,11 +124,6 @@ async def rpc(channel: Channel, call: Callable[..., object]) -> Any:
         done.cancel()  # nobody awaits it when the channel closes
         raise
     return await done
-
-
-async def select_confirms(channel: Channel) -> None:
-    """Have the broker confirm messages on `channel`; the scanner reads the confirms, not pika."""
-    await rpc(channel, partial(channel.confirm_delivery, lambda _: None))
 
 
 async def declare(
@@ -141,10 +145,31 @@ async def declare_alone(
     connection: TurnConnection, queue: str, arguments: dict[str, Any] | None
 ) -> tuple[int, int]:
     """Do what `declare` does on a channel of its own, because a refusal closes the channel."""
+    async with own_channel(connection) as channel:
+        return await declare(channel, queue, arguments)
+
+
+@asynccontextmanager
+async def looking(
+    connection: TurnConnection,
+) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, int]]]]:
+    """Yield a function that looks at a queue as `declare` does, for many queues in turn.
+
+    It has a channel of its own, and another one after each refusal.
+    """
     channel = await open_channel(connection)
-    found = await declare(channel, queue, arguments)
-    channel.close()
-    return found
+
+    async def look(queue: str) -> tuple[int, int]:
+        nonlocal channel
+        if not channel.is_open:
+            channel = await open_channel(connection)
+        return await declare(channel, queue, None)
+
+    try:
+        yield look
+    finally:
+        if channel.is_open:
+            channel.close()
 
 
 async def consume_replies(channel: Channel, on_message: Callable[..., None]) -> str:
@@ -209,15 +234,13 @@ async def missing_exchanges(connection: TurnConnection, tasks: Sequence[TaskSett
 
 async def exists(connection: TurnConnection, exchange: str) -> bool:
     """Tell whether the broker has an exchange. Raises one of `ERRORS`."""
-    channel = await open_channel(connection)
-    declare = partial(channel.exchange_declare, exchange, passive=True)
     try:
-        await rpc(channel, declare)
+        async with own_channel(connection) as channel:
+            await rpc(channel, partial(channel.exchange_declare, exchange, passive=True))
     except pika.exceptions.ChannelClosedByBroker as exc:
         if exc.reply_code != 404:
             log.warning("the broker refuses the exchange %s: %s", exchange, exc.reply_text)
         return False
-    channel.close()
     return True
 
 

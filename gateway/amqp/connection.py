@@ -59,10 +59,7 @@ class TurnConnection(AsyncioConnection):
     bytes_received: int
 
     def __init__(
-        self,
-        parameters: pika.ConnectionParameters,
-        throttling: ReadThrottling,
-        **callbacks: Any,
+        self, parameters: pika.ConnectionParameters, throttling: ReadThrottling, **callbacks: Any
     ):
         self.writable = True
         self.heard = monotonic()

@@ -20,21 +20,14 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
-from gateway.amqp.known_queues import DynamicQueue, KnownQueues
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.queue_consumers import QueueConsumers
+from gateway.amqp.queue_consumers import DynamicQueue, KnownQueues, QueueConsumers
 from gateway.background import Service
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.route import Route
 from gateway.config.settings import Config
-from gateway.errors import (
-    BrokerBlocked,
-    BrokerUnavailable,
-    NotConfirmed,
-    RequestError,
-    Unroutable,
-)
+from gateway.errors import BrokerBlocked, BrokerUnavailable, NotConfirmed, RequestError, Unroutable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 
@@ -159,11 +152,7 @@ class DynamicQueues(Service):
         if connection is None:
             raise BrokerUnavailable
         begun = monotonic()
-        channel = await broker.open_channel(connection)
-        try:
-            arguments = queue.route.dynamic_arguments()
-            queue.messages, queue.consumers = await broker.declare(channel, queue.name, arguments)
-        finally:
-            if channel.is_open:
-                channel.close()
+        queue.messages, queue.consumers = await broker.declare_alone(
+            connection, queue.name, queue.route.dynamic_arguments()
+        )
         queue.declared = begun

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pika
 from kombu.utils.url import maybe_sanitize_url
@@ -34,6 +34,9 @@ from gateway.errors import BrokerBlocked, BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.read_throttling import ReadThrottling
+
+if TYPE_CHECKING:
+    from gateway.amqp.kombu_publisher import KombuPublisher
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +243,8 @@ class Publisher:
             scanner = connection.scan(channel.channel_number, confirms.confirm)
             channel.add_on_return_callback(confirms.on_return)
             channel.add_on_close_callback(self._on_channel_closed)
-            await broker.select_confirms(channel)
+            # The scanner reads the confirms, not pika.
+            await broker.rpc(channel, partial(channel.confirm_delivery, lambda _: None))
             if self._on_channel is not None:
                 await broker.rpc(channel, partial(self._on_channel, channel, scanner))
             if not channel.is_open:
@@ -318,3 +322,15 @@ class Publisher:
 def _give_up(connection: TurnConnection, why: str) -> None:
     log.warning("the connection to the broker is given up: %s", why)
     connection.abort(why)
+
+
+def publisher_for(
+    config: Config, metrics: Metrics, throttling: ReadThrottling | None = None
+) -> Publisher | KombuPublisher:
+    """Make an AMQP publisher, or kombu's for the embedded server of `gateway dev`."""
+    if config.amqp:
+        return Publisher(config, metrics, throttling=throttling)
+    # Imported here, because kombu takes longer to import than everything else.
+    from gateway.amqp.kombu_publisher import KombuPublisher
+
+    return KombuPublisher(config, metrics)

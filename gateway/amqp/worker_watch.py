@@ -80,19 +80,14 @@ class WorkerWatch(Service):
 
     async def _count_consumers(self, connection: TurnConnection) -> None:
         """Ask the broker for the consumers of each queue."""
-        channel, found = await broker.open_channel(connection), []
-        try:
+        found = []
+        async with broker.looking(connection) as look:
             for queue, paths in sorted(self._paths.items()):
-                if not channel.is_open:
-                    channel = await broker.open_channel(connection)
                 # What may be said of a queue that cannot be seen is said by the publisher.
                 with suppress(ChannelClosedByBroker):
-                    _, consumers = await broker.declare(channel, queue, None)
+                    _, consumers = await look(queue)
                     if not consumers:
                         found.append(_unconsumed(queue, paths))
-        finally:
-            if channel.is_open:
-                channel.close()
         self.warnings = found
 
     async def _count_lost(self, connection: TurnConnection) -> None:
@@ -112,19 +107,15 @@ def _unconsumed(queue: str, paths: Sequence[str]) -> str:
 
 async def _ask(connection: TurnConnection) -> list[Any]:
     """Return the answers that come in time. Raises one of `broker.ERRORS`."""
-    channel = await broker.open_channel(connection)
     answers: list[Any] = []
 
     def take(_channel: Channel, _method: Any, _properties: Any, body: bytes) -> None:
         answers.append(pidbox.decode(body))
 
-    try:
+    async with broker.own_channel(connection) as channel:
         own = await broker.consume_replies(channel, take)
         pidbox.publish(channel, "stats", {}, ticket=own, reply_to=own)
         await asyncio.sleep(ANSWERS)
-    finally:
-        if channel.is_open:
-            channel.close()
     return answers
 
 

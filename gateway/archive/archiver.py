@@ -20,8 +20,7 @@ from gateway.backoff import Backoff
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import Change, JournalStore
-from gateway.journal.stores import store_for
+from gateway.journal.store import Change, JournalStore
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class Archiver:
             try:
                 await asyncio.to_thread(self._database.migrate)
                 async with (
-                    store_for(self._config).opened(self._config) as store,
+                    JournalStore.opened(self._config) as store,
                     aclosing(self._mark(store)) as marking,
                 ):
                     while True:
@@ -81,7 +80,7 @@ class Archiver:
         """Copy what is not archived now; return how many changes these were."""
         await asyncio.to_thread(self._database.migrate)
         number = 0
-        async with store_for(self._config).opened(self._config) as store:
+        async with JournalStore.opened(self._config) as store:
             async with aclosing(self._mark(store)) as marking:
                 async for _ in marking:
                     pass

@@ -13,14 +13,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.claims.claim import DONE, read
-from gateway.claims.keys import CLAIM, FAILURE, TAGGED
+from gateway.claims.claim import CLAIM_KEY, DONE, FAILURE_KEY, TAGGED_KEY, read
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, folded
 from gateway.journal.groups import About, general
-from gateway.journal.stores import store_for
+from gateway.journal.store import JournalStore
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
 
@@ -98,7 +97,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     journal = answers = late = archive = groups = 0
     some: list[Entry] = []
     if config.state:
-        async with store_for(config).opened(config) as store:
+        async with JournalStore.opened(config) as store:
             async with aclosing(store.entries(True)) as entries:
                 some = [replace(each, call=b"") async for each in entries if wanted.is_about(each)]
             journal = len(some)
@@ -125,13 +124,13 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
 async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:
     """Forget the kept answers with the text: later tries get the stored result, or a 202."""
     number = 0
-    for kind in (CLAIM, FAILURE, TAGGED):
+    for kind in (CLAIM_KEY, FAILURE_KEY, TAGGED_KEY):
         async for key in store.keys(prefix + kind):
             value = await store.run("GET", key)
             if value is None:
                 continue
             left = b""
-            if kind == CLAIM or (kind == TAGGED and key.endswith(b"}")):
+            if kind == CLAIM_KEY or (kind == TAGGED_KEY and key.endswith(b"}")):
                 record = read(value)
                 if record.state != DONE or not wanted.is_in(record.rest):
                     continue

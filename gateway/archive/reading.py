@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import JournalStore
 from gateway.journal.entry import Entry, order
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader
-from gateway.journal.stores import store_for
+from gateway.journal.store import JournalStore
 
 if TYPE_CHECKING:
     from gateway.archive.database import Database
@@ -215,7 +214,7 @@ async def reading(config: Config) -> AsyncIterator[Reader]:
     async with AsyncExitStack() as stack:
         store: Any = None
         if config.state:
-            store = await stack.enter_async_context(store_for(config).opened(config))
+            store = await stack.enter_async_context(JournalStore.opened(config))
         if not config.archive:
             yield Reader(store)
             return

@@ -1,4 +1,4 @@
-"""Encode and decode a claim on a delivery, as it is stored in Redis; no I/O.
+"""Encode and decode a claim on a delivery, as it is stored in Redis, and name its keys; no I/O.
 
 The claims of a day are kept, so a record is a short string of bytes and not a hash: its state, the
 number of tries (255: that many or more), the time of the first one (milliseconds since the epoch),
@@ -19,6 +19,7 @@ from uuid import UUID
 
 from gateway.answer import BINARY, JSON, TEXT, Answer
 from gateway.config.redaction import Redacted
+from gateway.delivery import identity_digest
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
 MINE, LAPSED, PUBLISHING, CONFIRMED, DONE = "mine", "lapsed", "publishing", "confirmed", "done"
@@ -140,3 +141,30 @@ def read_end(data: bytes) -> Outcome:
     headers = {**answer.headers, **kind}
     body = answer.body or None
     return Outcome(SUCCESS, {"status": answer.status, "headers": headers, "body": body})
+
+
+# Keys -------------------------------------------------------------------------------------------
+
+# A cluster takes keys together only where they have the same slot, so those of one delivery have
+# its digest as their tag. On one server the names are those that gateways have always shared.
+
+#: What follows the prefix: of a claim, of a task's failure, and of both in a cluster.
+CLAIM_KEY, FAILURE_KEY, TAGGED_KEY = "c:", "failed:", "k:"
+
+
+def claim_key(prefix: str, identity: str, clustered: bool) -> bytes:
+    """Return the key of the claim on a delivery.
+
+    It is short, so that with the usual prefix it fits into 32 bytes of Redis' memory.
+    """
+    digest = identity_digest(identity)
+    if clustered:
+        return b"%b%b{%b}" % (prefix.encode(), TAGGED_KEY.encode(), digest.replace(b"}", b"|"))
+    return prefix.encode() + CLAIM_KEY.encode() + digest
+
+
+def failure_key(prefix: str, claim: bytes, task_id: str) -> bytes:
+    """Return the key of the record that the task of a claim, which has the key `claim`, failed."""
+    if claim.startswith((prefix + TAGGED_KEY).encode()):
+        return claim + task_id.encode()
+    return f"{prefix}{FAILURE_KEY}{task_id}".encode()

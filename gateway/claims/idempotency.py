@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from gateway.background import Service
+import asyncio
+import logging
+
+from gateway.background import Service, Work
 from gateway.claims.late_results import LateResults
 from gateway.claims.result_waiter import ResultWaiter
-from gateway.claims.state_watch import StateWatch
 from gateway.claims.store import Claims
-from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
+from gateway.errors import StoreError
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
+from gateway.stores.state_store import StateStore
+
+log = logging.getLogger(__name__)
+
+PAUSE = 10.0  # seconds between checks of how full the Redis of the claims is
 
 
 class Idempotency(Service):
@@ -23,8 +30,6 @@ class Idempotency(Service):
         self.claims = Claims(config)
         self.waiter = ResultWaiter(config, self.claims, results)
         self.late = LateResults(config, self.claims, results)
-        #: Which further tasks of a delivery the broker has taken.
-        self.taken = TakenTasks(config, self.claims.redis)
         self.refuse = config.without_state == "refuse"
         watch = StateWatch(metrics, self.claims.redis)
         self.uses = (self.claims, watch, self.waiter, self.late)
@@ -42,3 +47,41 @@ class Idempotency(Service):
     def error(self) -> str:
         """Why deliveries cannot be taken, in words; empty when they can."""
         return (self.waiter.error or self.claims.uncopied) if self.refuse else ""
+
+
+class StateWatch(Service):
+    """Sets gauges of how full the `redis` of the claims is, and which part of it answers."""
+
+    def __init__(self, metrics: Metrics, redis: StateStore):
+        self._metrics = metrics
+        self._redis = redis
+
+    def _work(self) -> Work:
+        yield "state watch", self._watch()
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self._metrics.set("gateway_state_available_ratio", self._redis.available)
+                nodes = self._redis.nodes.values()
+                asked = [node for node in nodes if not node.error] or nodes
+                used = [share_used(await node.run("INFO", "memory")) for node in asked]
+                keys = [await node.run("DBSIZE") for node in asked]
+                # The fullest one refuses first.
+                self._metrics.set("gateway_state_memory_ratio", max(used, default=0.0))
+                self._metrics.set("gateway_state_keys", sum(keys))
+            except StoreError as exc:
+                # Only a debug line: code that needs the claims logs its errors itself.
+                log.debug("cannot check the Redis of the claims: %s", exc)
+            await asyncio.sleep(PAUSE)
+
+
+def share_used(memory: bytes) -> float:
+    """Return which share of a Redis' memory is used, from 0 to 1.
+
+    `memory` is that section of its INFO.
+    """
+    lines = (line.partition(b":") for line in memory.splitlines())
+    values = {name: value for name, _, value in lines}
+    limit = int(values[b"maxmemory"]) or int(values.get(b"total_system_memory", 0))
+    return int(values[b"used_memory"]) / limit if limit else 0.0

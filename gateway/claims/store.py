@@ -33,13 +33,14 @@ from gateway.claims.claim import (
     PUBLISHING,
     RELEASED,
     Claim,
+    claim_key,
     dump,
     dump_end,
+    failure_key,
     load,
     read,
     read_end,
 )
-from gateway.claims.keys import claim_key, failure_key
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable, StoreError

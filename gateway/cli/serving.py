@@ -14,9 +14,9 @@ from gateway.cli.configuration import configure
 from gateway.config.loading import described, unknown_variables
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
+from gateway.process.health import report
 from gateway.process.service_manager import ServiceManager
 from gateway.process.sockets import address, bind, bind_tcp, inherited
-from gateway.process.status import report
 from gateway.process.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from gateway.config.dynamic import RENEWED
 from gateway.config.late import Late
 from gateway.config.route import PARAM, Route
-from gateway.config.settings import REFUSED, Config
+from gateway.config.settings import REFUSED_BYTES, Config
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.task import TaskSettings
 from gateway.sources import of
@@ -46,7 +46,7 @@ def _of_servers(config: Config) -> list[str]:
     if config.journal_refused and not config.most_refused:
         problems.append(
             "journal_refused: refused requests may fill a tenth of the journal, which has no room "
-            f"for one; set journal to 10 or more, and journal_bytes to {10 * REFUSED} or more"
+            f"for one; set journal to 10 or more, and journal_bytes to {10 * REFUSED_BYTES} or more"
         )
     if not config.amqp:
         if config.strategy_info.amqp_only:

@@ -35,7 +35,7 @@ from gateway.sources import of, options_class
 from gateway.sources.base import Options, listed
 
 #: The most bytes of a refused request in the journal.
-REFUSED = 64 * 1024
+REFUSED_BYTES = 64 * 1024
 
 # The beginning of a Location header: printable ASCII, no query, no slash at the end.
 _PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
@@ -360,7 +360,7 @@ class Config(Model):
 
         They are in addition to `journal`, and at most a tenth of it and of `journal_bytes`.
         """
-        return min(self.journal // 10, self.journal_bytes // 10 // REFUSED)
+        return min(self.journal // 10, self.journal_bytes // 10 // REFUSED_BYTES)
 
     @property
     def most_refused(self) -> int:

@@ -17,7 +17,7 @@ from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import JournalStore
+from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 
 if TYPE_CHECKING:

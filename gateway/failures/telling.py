@@ -21,8 +21,8 @@ from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.failures.senders import Message, Sender
-from gateway.journal.base import MINUTES, JournalStore
 from gateway.journal.groups import MUTED, RESOLVED, Group
+from gateway.journal.store import MINUTES, JournalStore
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -55,21 +55,16 @@ class Server:
         self._nearest = min(config.idle_timeout, config.body_timeout)
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._draining = self._full = self._warned_full = False
+        self.draining = self._full = self._warned_full = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._parameters = HTTP1ConnectionParameters(
-            max_header_size=config.max_header,
-            max_body_size=_PARSER_BODY,
+            max_header_size=config.max_header, max_body_size=_PARSER_BODY
         )
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
 
     @property
     def listening(self) -> bool:
         """Has it begun to accept connections?"""
-        return self._draining or bool(self._sockets)
+        return self.draining or bool(self._sockets)
 
     @property
     def connections(self) -> int:
@@ -95,7 +90,7 @@ class Server:
         Only one is accepted in each turn of the loop, so that a busy process leaves the others to
         its siblings.
         """
-        if len(self._streams) >= self._most and not self._draining:
+        if len(self._streams) >= self._most and not self.draining:
             self._wait_for_room()
             return False
         try:
@@ -149,7 +144,7 @@ class Server:
         if not self._streams:
             self._quiet.set()
         if self._full:
-            self._full, self._context.closing = False, self._draining
+            self._full, self._context.closing = False, self.draining
             for listener in self._sockets:
                 self._resume(listener)
 
@@ -216,7 +211,7 @@ class Server:
 
         Returns the number of requests that had no answer by then, or whose client had not read it.
         """
-        self._draining = self._context.closing = True
+        self.draining = self._context.closing = True
         loop = asyncio.get_running_loop()
         while self._sockets:
             listener = self._sockets.pop()

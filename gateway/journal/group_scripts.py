@@ -6,14 +6,10 @@ set *news* has what is to be told of them, by its time (ms); the hash *rates* ho
 each route were answered, and have failed, by minutes.
 """
 
-_MS = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
+from gateway.journal.scripts import NOW, READABLE
 
-# Returns deliveries that have failed and are not counted, the first one first: id, time of that
-# (ms), about, state and error; '' where it is gone, or runs again. Nothing where another process
-# counts them. KEYS: failing, the key of the process that counts. Arguments: process, how long it is
+# Returns of each id, time of its failure (ms), about, state and error; '' where it is gone, or runs
+# again. KEYS: failing, the key of the process that counts. Arguments: process, how long it is
 # the one from now on (ms), number, what keys of deliveries begin with
 FAILING = """
 if (redis.call('GET', KEYS[2]) or ARGV[1]) ~= ARGV[1] then
@@ -37,7 +33,7 @@ return found
 # then for each failure its delivery's id, time (ms), group's id (empty: it has none), and what the
 # group has in common. A group whose numbers are damaged begins anew.
 COUNT = (
-    _MS
+    NOW
     + """
 local counted = 0
 for i = 4, #ARGV, 4 do
@@ -106,22 +102,22 @@ return counted
 # Returns the time (ms), then all fields of some groups, those that have failed last first.
 # KEYS: groups. Arguments: what keys of groups begin with, the first one's place, number
 GROUPS = (
-    _MS
+    NOW
+    + READABLE
     + """
 local found = {now}
 local ids = redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', '-inf', 'LIMIT', ARGV[2], ARGV[3])
 for _, id in ipairs(ids) do
-    local fields = redis.pcall('HGETALL', ARGV[1] .. id)
-    found[#found + 1] = fields.err and {'error', fields.err} or fields
+    found[#found + 1] = readable(redis.pcall('HGETALL', ARGV[1] .. id))
 end
 return found
 """
 )
 
-# Mutes a group, or says that it is resolved; returns 0 if there is no such group. KEYS: its hash.
-# Arguments: until when (ms; empty: it is resolved now)
+# Returns 0 if there is no such group. KEYS: its hash. Arguments: until when (ms; empty: it is
+# resolved now)
 CHANGE_GROUP = (
-    _MS
+    NOW
     + """
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return 0
@@ -135,13 +131,12 @@ return 1
 """
 )
 
-# Removes a group. KEYS: its hash, groups. Arguments: its id
+# KEYS: its hash, groups. Arguments: its id
 FORGET_GROUP = """
 redis.call('ZREM', KEYS[2], ARGV[1])
 return redis.call('DEL', KEYS[1])
 """
 
-# Returns what is to be told; nothing before the pause after the last message is over.
 # KEYS: news, the key of that pause. Arguments: the time from which on news are told (ms), number
 NEWS = """
 if redis.call('EXISTS', KEYS[2]) == 1 then
@@ -150,8 +145,8 @@ end
 return redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf', 'LIMIT', 0, ARGV[2])
 """
 
-# Writes that a message was sent, or why it could not be. KEYS: news, the key of the pause.
-# Arguments: the pause (ms), why not (empty: it was sent), what need not be told any more
+# KEYS: news, the key of the pause. Arguments: the pause (ms), why no message was sent (empty: it
+# was), what need not be told any more
 TOLD = """
 redis.call('DEL', KEYS[2])
 if ARGV[1] ~= '0' then
@@ -162,12 +157,11 @@ if #ARGV > 2 then
 end
 """
 
-# Adds to the numbers of the last minutes, and returns their sums: route, answered, failed, and so
-# on. A route whose share of failures passes the given one is told in *news*, once until it is below
-# it again. KEYS: rates, news. Arguments: minutes, share (''; none is given), least number of
-# answers, then 'a' for answered or 'f' for failed, route and number of each
+# Returns route, answered, failed, and so on. A route is told in *news* once, until its share is
+# below the given one again. KEYS: rates, news. Arguments: minutes, share (''; none is given), least
+# number of answers, then 'a' for answered or 'f' for failed, route and number of each
 RATES = (
-    _MS
+    NOW
     + """
 local minute, sums = math.floor(now / 60000), {}
 for i = 4, #ARGV, 3 do

@@ -10,10 +10,9 @@ from dataclasses import replace
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import JournalStore
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
-from gateway.journal.stores import store_for
+from gateway.journal.store import JournalStore
 
 
 class Reader:
@@ -69,5 +68,5 @@ class Reader:
 @asynccontextmanager
 async def reading(config: Config) -> AsyncIterator[Reader]:
     """Connect to the journal's store, and yield what reads it."""
-    async with store_for(config).opened(config) as store:
+    async with JournalStore.opened(config) as store:
         yield Reader(store)

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from gateway.allowance import Allowance
 from gateway.celery_message import encode_body
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.delivery import Request, traceparent_of
-from gateway.journal.base import Refusal
 from gateway.journal.entry import IGNORED, REFUSED
+from gateway.journal.store import Refusal
 from gateway.request_log import shown_path
 from gateway.sources import of
 
@@ -27,7 +28,6 @@ BODY, VALUE, HEADERS = 4_096, 500, 4_096
 #: How many are kept at once, and the seconds until there is room for another: of one error on one
 #: route, and of these from one address.
 KIND, SENDER = (20, 10.0), (5, 60.0)
-_MOST = 1_000  # addresses that are remembered
 
 # Headers that have no secret: those of HTTP and of proxies, and what a sender says of a delivery.
 # It cannot be known which of all others have one.
@@ -66,12 +66,7 @@ class Refusals:
         )
 
     def write(
-        self,
-        request: Request,
-        about: Kept,
-        status: int,
-        seconds: float,
-        reason: str,
+        self, request: Request, about: Kept, status: int, seconds: float, reason: str
     ) -> None:
         """Write a request that was answered with `status`, unless there were many like it.
 
@@ -103,27 +98,6 @@ class Refusals:
                     break
                 found[name] = value
         return found
-
-
-class Allowance:
-    """Token buckets by key: each has `size` tokens, and another one after each `pause` seconds."""
-
-    def __init__(self, size: int, pause: float):
-        self._size, self._pause = float(size), pause
-        self._buckets: dict[tuple[str, ...], tuple[float, float]] = {}
-
-    def has(self, key: tuple[str, ...], now: float) -> bool:
-        """Fill the bucket of `key` as of `now` (monotonic seconds); tell whether it has a token."""
-        tokens, filled = self._buckets.get(key, (self._size, now))
-        tokens = min(self._size, tokens + (now - filled) / self._pause)
-        if len(self._buckets) >= _MOST:
-            self._buckets.clear()
-        self._buckets[key] = tokens, now
-        return tokens >= 1
-
-    def take(self, key: tuple[str, ...]) -> None:
-        tokens, filled = self._buckets[key]
-        self._buckets[key] = tokens - 1, filled
 
 
 def _cut(body: bytes) -> bytes:

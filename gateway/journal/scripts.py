@@ -6,7 +6,8 @@ set *open* has those whose end is not known, by the time (ms) of the next look a
 *bytes* is the sum of all. The stream *refused* has the ids of requests without a message, which
 were refused or ignored, so that these never displace deliveries. Every change is published on the
 channel *changes*. Where the account may not publish, it is written all the same, and only `WRITE`
-says so. Only Redis' own clock is used.
+says so. Only Redis' own clock is used. What a script does is said by the method of
+`gateway.journal.store.JournalStore` that sends it.
 
 The sorted set *failing* has deliveries that have failed and are not counted yet, by the time (us)
 of that: see `gateway.journal.group_scripts`.
@@ -16,14 +17,26 @@ archived, by the time (us) of the last change, and *missed* counts those that we
 Each script has these two keys last, if at all.
 """
 
-# Marks deliveries as changed. `marks` has a time and an id for each.
+#: The time in milliseconds.
+NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+# Marks deliveries as changed, and as missed if they are removed so; without an archive it does
+# nothing.
 _MARK = """
 local function microseconds()
     local time = redis.call('TIME')
     return string.format('%.0f', time[1] * 1e6 + time[2])
 end
+local function mark(changed, id)
+    if changed then
+        redis.call('ZADD', changed, microseconds(), id)
+    end
+end
 local function missed(changed, key, ids)
-    local number = redis.call('ZREM', changed, unpack(ids))
+    local number = changed and redis.call('ZREM', changed, unpack(ids)) or 0
     if number > 0 then
         redis.call('INCRBY', key, number)
     end
@@ -31,7 +44,7 @@ end
 """
 
 # What is told of a key that is no hash any more, in the place of its fields.
-_READABLE = """
+READABLE = """
 local function readable(fields)
     return fields.err and {'error', fields.err} or fields
 end
@@ -54,18 +67,14 @@ local function open(state)
 end
 """
 
-# Writes deliveries: how each has begun, how it was answered, or both.
 # KEYS: deliveries, open, bytes, failing, changed, missed. Arguments: most deliveries, most bytes,
-# life (ms),
-# first look (ms from now), what keys of deliveries begin with, channel, 1 to drop the call of one
-# that has ended well, then for each delivery what `Row` of gateway.journal.base has. Returns an
-# error where all is written, but not announced.
+# life (ms), first look (ms from now), what keys of deliveries begin with, channel, 1 to drop the
+# call of one that has ended well, then for each delivery what `gateway.journal.store.Row` has.
 WRITE = (
     _RANK
     + _MARK
+    + NOW
     + """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
 local drops = ARGV[7] == '1'
 local count, added, changed, marks, failing, at = 0, 0, {}, {}, {}, KEYS[5] and microseconds()
@@ -154,9 +163,7 @@ while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) d
     redis.call('UNLINK', unpack(keys))
     redis.call('ZREM', KEYS[2], unpack(ids))
     redis.call('DECRBY', KEYS[3], removed)
-    if at then
-        missed(KEYS[5], KEYS[6], ids)
-    end
+    missed(KEYS[5], KEYS[6], ids)
 end
 for _, change in ipairs(changed) do
     local told = redis.pcall('PUBLISH', channel, change)
@@ -167,19 +174,17 @@ end
 """
 )
 
-# Writes a request without a message, once. Its place in the stream is one that no
-# delivery has, so that both streams can be read as one. KEYS: the hash, refused, changed, missed.
-# Arguments: id,
-# most requests, life (ms), what keys of deliveries begin with, channel, state, then fields and
-# their values
+# The place in the stream is one that no delivery has, so that both streams can be read as one.
+# KEYS: the hash, refused, changed, missed. Arguments: id, most requests, life (ms), what keys of
+# deliveries begin with, channel, state, then fields and their values
 REFUSE = (
     _MARK
+    + NOW
     + """
 if redis.call('EXISTS', KEYS[1]) == 1 then
     return
 end
-local time = redis.call('TIME')
-local now, number = time[1] * 1000 + math.floor(time[2] / 1000), 1e9
+local number = 1e9
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
 if last then
     local ms, seq = string.match(last[1], '(%d+)-(%d+)')
@@ -191,27 +196,22 @@ local place = string.format('%.0f-%.0f', now, number)
 redis.call('HSET', KEYS[1], 'state', ARGV[6], 'position', place, unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('XADD', KEYS[2], place, 'id', ARGV[1])
-if KEYS[3] then
-    redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
-end
+mark(KEYS[3], ARGV[1])
 while redis.call('XLEN', KEYS[2]) > tonumber(ARGV[2]) do
     local oldest = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
     redis.call('XDEL', KEYS[2], oldest[1])
     redis.call('UNLINK', ARGV[4] .. oldest[2][2])
-    if KEYS[3] then
-        missed(KEYS[3], KEYS[4], {oldest[2][2]})
-    end
+    missed(KEYS[3], KEYS[4], {oldest[2][2]})
 end
 redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 """
 )
 
-# Returns id and task id of those whose time for a look has come, and postpones the next one: each
-# time twice as long. KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys
-# of deliveries begin with
-DUE = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+# KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys of deliveries begin
+# with
+DUE = (
+    NOW
+    + """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
     local task = redis.pcall('HGET', ARGV[4] .. id, 'task_id')
@@ -226,26 +226,22 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
 end
 return found
 """
+)
 
-# Removes what is older than the journal's age. Returns how many were removed, how many deliveries
-# there are, how many of them are open, their bytes, and how many are not archived, since when
-# (seconds), and how many were removed before they were.
-# KEYS: deliveries, refused, open, bytes, changed, missed.
-# Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin with
+# Returns what `gateway.journal.store.Size` has. KEYS: deliveries, refused, open, bytes, changed,
+# missed. Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin
+# with
 TRIM = (
     _MARK
+    + NOW
     + """
-local time = redis.call('TIME')
-local last = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[1]
-local removed = 0
+local last, removed = now - ARGV[1], 0
 for _, stream in ipairs({KEYS[1], KEYS[2]}) do
     for _, old in ipairs(redis.call('XRANGE', stream, '-', last, 'COUNT', ARGV[2])) do
         redis.call('XDEL', stream, old[1])
         redis.call('UNLINK', ARGV[3] .. old[2][2])
         redis.call('ZREM', KEYS[3], old[2][2])
-        if KEYS[5] then
-            missed(KEYS[5], KEYS[6], {old[2][2]})
-        end
+        missed(KEYS[5], KEYS[6], {old[2][2]})
         if old[2][4] then
             redis.call('DECRBY', KEYS[4], old[2][4])
         end
@@ -264,9 +260,6 @@ return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), byte
 """
 )
 
-# Writes what became of a task, unless the delivery has another task or another end by now. Returns,
-# once for each task that has ended, how its request was answered: 'accepted' with a 2xx, which is
-# also said of a replay, 'error', or 'unknown' if the answer is not written (yet).
 # The error of a delivery with redacted values is shortened, as its text may have one.
 # KEYS: the hash, open, failing, changed, missed. Arguments: id, task id, state, 1 if it is an end
 # that the caller counts, channel, 1 to drop the call of one that has ended well, fields and values
@@ -292,9 +285,7 @@ if (open(before[2]) or late[ARGV[3]]) and further(ARGV[3], before[2]) then
     if fails[ARGV[3]] then
         redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
     end
-    if KEYS[4] then
-        redis.call('ZADD', KEYS[4], microseconds(), ARGV[1])
-    end
+    mark(KEYS[4], ARGV[1])
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[3])
 end
 if ARGV[4] == '0' or redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
@@ -308,15 +299,13 @@ return status and 'error' or 'unknown'
 """
 )
 
-# Writes that a replay is about to be published, so that no other replay is. Returns 'begun' and its
-# task id, or what is in the way, and the id of that one's task: a replay that is 'under way' or was
-# 'interrupted', or one that has 'run' ('': the delivery is gone). KEYS: the hash, changed, missed.
-# Arguments: its new task id, the task id that it must have now, its id, 1 to publish the task of an
-# interrupted one again, for how long one is under way (ms)
+# Returns what `gateway.journal.store.Begun` has. KEYS: the hash, changed, missed. Arguments: a new
+# task id, the task id that it must have now, its id, 1 to publish the task of an interrupted replay
+# again, for how long one is under way (ms)
 BEGIN_REPLAY = (
     _MARK
+    + NOW
     + """
-local now = math.floor(microseconds() / 1000)
 local before = redis.call('HMGET', KEYS[1], 'task_id', 'replaying', 'replaying_until')
 if before[2] then
     local left = before[3] and before[3] - now
@@ -331,18 +320,17 @@ elseif before[1] ~= ARGV[2] then
 end
 redis.call('HSET', KEYS[1], 'replaying', ARGV[1], 'replaying_until',
     string.format('%.0f', now + ARGV[5]))
-if KEYS[2] then
-    redis.call('ZADD', KEYS[2], microseconds(), ARGV[3])
-end
+mark(KEYS[2], ARGV[3])
 return {'begun', ARGV[1]}
 """
 )
 
-# Writes how a replay's publishing has ended. KEYS: the hash, open, changed, missed.
-# Arguments: id, its task id, 1 if the broker has taken it, 0 if not, '' if that is not known, first
-# look (ms from now), channel, the runs until now
+# KEYS: the hash, open, changed, missed. Arguments: id, the replay's task id, 1 if the broker
+# has taken it, 0 if not, '' if that is not known, first look (ms from now), channel, the runs until
+# now
 END_REPLAY = (
     _MARK
+    + NOW
     + """
 if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
     return
@@ -352,12 +340,8 @@ if ARGV[3] == '' then
     return
 end
 redis.call('HDEL', KEYS[1], 'replaying')
-if KEYS[3] then
-    redis.call('ZADD', KEYS[3], microseconds(), ARGV[1])
-end
+mark(KEYS[3], ARGV[1])
 if ARGV[3] == '1' then
-    local time = redis.call('TIME')
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
     redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '',
         'runs', ARGV[6])
     redis.call('HDEL', KEYS[1], 'begun_at', 'ended_at', 'attempts')
@@ -368,12 +352,11 @@ end
 """
 )
 
-# Returns deliveries that have changed and are not archived, the first change first: id, time of the
-# change, and all fields (none: it is gone). It ends where these would be too many bytes.
-# KEYS: changed. Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
+# Returns of each id, time of the change, and all fields (none: it is gone). KEYS: changed.
+# Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
 CHANGED = (
     _MARK
-    + _READABLE
+    + READABLE
     + """
 local found, left = {}, tonumber(ARGV[3])
 local last = string.format('%.0f', microseconds() - ARGV[4])
@@ -392,9 +375,8 @@ return found
 """
 )
 
-# Returns ids that are not marked as changed, of the next entries of a stream, the newest first, and
-# the last one's place (empty: there is none). KEYS: deliveries or refused, changed.
-# Arguments: newest, number
+# Returns the last one's place (empty: there is none), and the ids of those that are not marked.
+# KEYS: deliveries or refused, changed. Arguments: newest, number
 UNMARKED = """
 local last, found = '', {}
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
@@ -406,8 +388,7 @@ end
 return {last, found}
 """
 
-# Removes the marks of deliveries that were archived and have not changed since. KEYS: changed.
-# Arguments: for each its id, and the time of the change
+# KEYS: changed. Arguments: for each delivery its id, and the time of the change
 ARCHIVED = """
 for i = 1, #ARGV, 2 do
     if redis.call('ZSCORE', KEYS[1], ARGV[i]) == ARGV[i + 1] then
@@ -416,7 +397,7 @@ for i = 1, #ARGV, 2 do
 end
 """
 
-# Marks deliveries as changed that are not yet. KEYS: changed. Arguments: ids
+# KEYS: changed. Arguments: ids
 MARK = (
     _MARK
     + """
@@ -426,8 +407,7 @@ end
 """
 )
 
-# Returns which deliveries are there, as a text of 0 and 1. Arguments: what keys of deliveries begin
-# with, ids. It has no keys: they all have the prefix
+# Returns a text of 0 and 1. It has no keys. Arguments: what keys of deliveries begin with, ids
 THERE = """
 local found = {}
 for i = 2, #ARGV do
@@ -436,8 +416,7 @@ end
 return table.concat(found)
 """
 
-# Removes a delivery; returns 1 if it was there. KEYS: the hash, deliveries,
-# refused, open, bytes, changed, failing. Arguments: id, its position
+# KEYS: the hash, deliveries, refused, open, bytes, changed, failing. Arguments: id, its position
 ERASE = """
 local size
 for i = 2, 3 do
@@ -450,9 +429,9 @@ end
 if size then
     redis.call('DECRBY', KEYS[5], size)
 end
-redis.call('ZREM', KEYS[4], ARGV[1])
-redis.call('ZREM', KEYS[6], ARGV[1])
-redis.call('ZREM', KEYS[7], ARGV[1])
+for _, key in ipairs({KEYS[4], KEYS[6], KEYS[7]}) do
+    redis.call('ZREM', key, ARGV[1])
+end
 return redis.call('DEL', KEYS[1])
 """
 
@@ -465,7 +444,7 @@ return redis.call('DEL', KEYS[1])
 # an empty text is anything: states between commas, a pattern of the status, 65,536 digits, a 1
 # at the number that is the first four of an identity, and texts that `about` has
 PAGE = (
-    _READABLE
+    READABLE
     + """
 local call, find, sub = redis.call, string.find, string.sub
 local function get(key, name)

@@ -218,7 +218,8 @@ class Supervisor:
             self.config = config
             log.info("reloaded")
         for child in new if error else old:
-            self._retire(child)
+            child.retired = True
+            child.end()
 
     async def _start_all(self, config: Config, new: list[ChildHandle]) -> str:
         """Start the children of a configuration, one after the other, beside the old ones.
@@ -236,10 +237,6 @@ class Supervisor:
                 return f"the new child {child.pid} is not ready"
         ended = [child.pid for child in new if child not in self.children]
         return f"the new child {ended[0]} has ended" if ended else ""
-
-    def _retire(self, child: ChildHandle) -> None:
-        child.retired = True
-        child.end()
 
 
 def _raise_file_limit() -> None:

@@ -9,21 +9,41 @@ of the two numbers decides.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 
-from gateway.amqp.queue_lengths import QueueLengths
-from gateway.background import Service
+from pika.exceptions import ChannelClosedByBroker
+
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
+from gateway.amqp.publisher import Publisher
+from gateway.background import Service, Work
 from gateway.pending_task import PendingTask
+
+INTERVAL = 1.0  # seconds between questions
 
 
 class Fairness(Service):
-    """Chooses between two queues; `lengths` is what the broker tells."""
+    """Chooses between two of the fair `queues`.
 
-    def __init__(self, lengths: QueueLengths):
-        self._lengths = lengths
-        self.uses = (lengths,)
+    The broker is asked for their lengths on the connection of `publisher`, on a channel of its own:
+    at first for all, then for those of publishers that have sent since, and those that were not
+    empty. Without a publisher, as the broker is not AMQP, nothing is asked.
+    """
+
+    def __init__(self, queues: Iterable[str] = (), publisher: Publisher | None = None):
+        self._publisher = publisher
+        #: The messages that are ready in each queue, as far as they are known.
+        self.lengths: Counter[str] = Counter()
+        self._used = set(queues)
         self._unanswered: Counter[str] = Counter()
         self._turn = False
+
+    def _work(self) -> Work:
+        if self._publisher is not None:
+            yield "lengths of queues", self._keep_asking(self._publisher)
 
     def shorter(self, pair: tuple[str, str]) -> str:
         """Return the shorter of both queues; of queues that are equally long, each in turn."""
@@ -32,12 +52,12 @@ class Fairness(Service):
         if not difference:
             self._turn = not self._turn
         chosen = one if difference < 0 or (not difference and self._turn) else other
-        self._lengths.add(chosen)
-        self._lengths.use(one, other)
+        self.lengths[chosen] += 1
+        self._used.update(pair)
         return chosen
 
     def _length(self, queue: str) -> int:
-        return max(self._lengths[queue], self._unanswered[queue])
+        return max(self.lengths[queue], self._unanswered[queue])
 
     def follow(self, pending: PendingTask) -> None:
         """Count a message as unanswered until the wait for it ends."""
@@ -52,3 +72,25 @@ class Fairness(Service):
                 release(pending)
 
         pending.on_release = on_release
+
+    async def _keep_asking(self, publisher: Publisher) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            connection = publisher.connection
+            if connection is not None and (self._used or self.lengths):
+                await self._ask(connection)
+
+    async def _ask(self, connection: TurnConnection) -> None:
+        asked, self._used = self._used.union(self.lengths), set()
+        try:
+            async with broker.looking(connection) as look:
+                for queue in asked:
+                    # A queue that was deleted is refused; publishing to it tells the sender.
+                    before, length = self.lengths[queue], 0
+                    with suppress(ChannelClosedByBroker):
+                        length, _consumers = await look(queue)
+                    self.lengths[queue] += length - before
+                    if not self.lengths[queue]:
+                        del self.lengths[queue]
+        except broker.ERRORS:  # the publisher reports that the connection is lost
+            self._used.update(asked)

@@ -13,10 +13,11 @@ import logging
 from asyncio import Queue
 from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from gateway.allowance import Allowance
 from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.errors import KeyNotKnown, Unverified
@@ -34,8 +35,8 @@ TIMEOUT, FRESH, STALE, PAUSE = 5.0, 3_600.0, 86_400.0, 60.0
 TOKEN = 600.0
 #: How many keys that nobody knows are asked for at once, and seconds until there may be one more.
 BURST, REFILL = 10, 6.0
-#: The same for one sender's address; the most addresses of which that is known.
-SHARE, SHARE_REFILL, MAX_ASKERS = 5, 12.0, 1_000
+#: The same for one sender's address.
+SHARE, SHARE_REFILL = 5, 12.0
 FORM = "application/x-www-form-urlencoded"
 #: Bytes of an answer; a large set of keys has about 10 KiB.
 MAX_ANSWER = 128 * 1024
@@ -54,28 +55,6 @@ class Known:
     absent: bool = False
 
 
-@dataclass(slots=True)
-class Budget:
-    """Allows `burst` fetches at once, and one more every `refill` seconds."""
-
-    burst: int
-    refill: float
-    _left: float = field(init=False)
-    _at: float = field(default_factory=lambda: monotonic(), init=False)
-
-    def __post_init__(self) -> None:
-        self._left = float(self.burst)
-
-    def left(self) -> bool:
-        now = monotonic()
-        self._left = min(self.burst, self._left + (now - self._at) / self.refill)
-        self._at = now
-        return self._left >= 1
-
-    def spend(self) -> None:
-        self._left -= 1
-
-
 class FetchedKeys(Service):
     """Knows the public keys of one source; `start` fetches those that every delivery needs."""
 
@@ -84,7 +63,7 @@ class FetchedKeys(Service):
         self._needed, self._client = list(needed), client or HttpClient(MAX_ANSWER, public=False)
         self._known: dict[str, Known] = {}
         self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
-        self._all, self._shares = Budget(BURST, REFILL), dict[str, Budget]()
+        self._all, self._shares = Allowance(BURST, REFILL), Allowance(SHARE, SHARE_REFILL)
         self._token, self._token_until = "", 0.0
 
     def _work(self) -> Work:
@@ -130,15 +109,11 @@ class FetchedKeys(Service):
 
     def _spend(self, address: str) -> bool:
         """Take a fetch from the share of an address, and from that of all, if both have one."""
-        asker = _network(address)
-        share = self._shares.pop(asker, None) or Budget(SHARE, SHARE_REFILL)
-        self._shares[asker] = share
-        if len(self._shares) > MAX_ASKERS:  # forget who has asked longest ago
-            del self._shares[next(iter(self._shares))]
-        if not (share.left() and self._all.left()):
+        asker, now = _network(address), monotonic()
+        if not (self._shares.has(asker, now) and self._all.has("", now)):
             return False
-        share.spend()
-        self._all.spend()
+        self._shares.take(asker)
+        self._all.take("")
         return True
 
     def _make_room(self) -> None:

@@ -35,13 +35,7 @@ class JournalRecorder:
             self._journal.write(done.recorded(message), *ids, done.state, answered, done.begun)
         elif refusals is not None and done.reason and (done.status >= 400 or done.state == IGNORED):
             state = IGNORED if done.state == IGNORED else REFUSED
-            about = Kept(
-                done.delivery_id,
-                state,
-                done.path,
-                done.endpoint.name,
-                done.event,
-            )
+            about = Kept(done.delivery_id, state, done.path, done.endpoint.name, done.event)
             refusals.write(done.kept_request, about, done.status, done.seconds, done.reason)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.queue_lengths import QueueLengths
 from gateway.background import Service
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
@@ -25,7 +24,7 @@ from gateway.metrics import Metrics
 from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.delivery import DeliveryInFlight
 from gateway.relay.fairness import Fairness
-from gateway.relay.further_tasks import FurtherTasks
+from gateway.relay.further_tasks import FurtherTasks, TakenTasks
 from gateway.relay.in_flight import (
     Context,
     InFlight,
@@ -92,7 +91,7 @@ class Relay(Service):
             recorders.append(LogRecorder(config.log_requests, config.strategy))
         if tracer is not None:
             recorders.append(tracer)
-        taken = idempotency.taken if idempotency else None
+        taken = TakenTasks(config, idempotency.claims.redis) if idempotency else None
         self.context = Context(
             strategy=strategy,
             strategy_name=config.strategy,
@@ -289,8 +288,8 @@ def _fairness(config: Config, strategy: Strategy) -> Fairness:
     queues = {q for route in config.routes if route.fair_by is not None for q in route.queue_names}
     publisher = strategy.publisher
     if queues and isinstance(publisher, Publisher):
-        return Fairness(QueueLengths(queues, publisher))
-    return Fairness(QueueLengths())
+        return Fairness(queues, publisher)
+    return Fairness()
 
 
 def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:

@@ -25,10 +25,10 @@ from celery.app.utils import find_app
 from celery.exceptions import ImproperlyConfigured
 from kombu import Connection, Queue
 
+from appserver.bootsteps import PARAMETERS, TellParameters
 from appserver.celery_setup import ReplyingBackend, override_backends
 from appserver.lost_results import CountLostResults
 from appserver.settings import settings
-from appserver.signatures import PARAMETERS, TellParameters
 from gateway.stack.stack import DESCRIBE
 
 POOL, CONCURRENCY = "prefork", 2

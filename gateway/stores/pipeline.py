@@ -333,11 +333,7 @@ def _encoded(words: tuple[Arg, ...]) -> tuple[Arg, ...]:
 
 def results_of(config: Config, metrics: Metrics) -> Pipeline:
     """Return a pipeline to the result store, whose connections are counted."""
-    made = Pipeline(
-        lambda: result_store.connect(config),
-        "result store",
-        patience=CONNECT_TIMEOUT,
-    )
+    made = Pipeline(lambda: result_store.connect(config), "result store", patience=CONNECT_TIMEOUT)
     made.on_connected.append(lambda: metrics.connected("results"))
     return made
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sized
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.background import Service
 from gateway.celery_message import Message
@@ -40,7 +39,7 @@ class Strategy(Service, ABC):
     #: With an AMQP broker it is a `Publisher`.
     publisher: Publisher | KombuPublisher
     #: The pending tasks whose results are waited for, where the strategy keeps them.
-    _waiting: Sized = ()
+    _waiting: Any = ()
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
@@ -58,6 +57,10 @@ class Strategy(Service, ABC):
     def revoke(self, task_id: str) -> None:
         """Tell the workers not to begin a task that nobody waits for any more."""
         self.publisher.revoke(task_id)
+
+    def _release(self, pending: PendingTask) -> None:
+        """Stop waiting for a result, of a strategy that keeps the pending tasks by their ids."""
+        self._waiting.pop(pending.message.task_id, None)
 
     def held(self) -> dict[str, int]:
         """Return how many messages and results are waited for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.amqp.publishers import publisher_for
+from gateway.amqp.publisher import publisher_for
 from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
@@ -50,9 +50,6 @@ class IOLoop(Strategy):
 
     def checks(self) -> dict[str, str]:
         return {"broker": self.publisher.error, "results": self._results.error}
-
-    def _release(self, pending: PendingTask) -> None:
-        self._waiting.pop(pending.message.task_id, None)
 
     async def _poll(self) -> None:
         pause = PAUSE[0]

@@ -44,9 +44,6 @@ class PikaRPC(Strategy):
     def checks(self) -> dict[str, str]:
         return {"broker": self.publisher.error}
 
-    def _release(self, pending: PendingTask) -> None:
-        self._waiting.pop(pending.message.task_id, None)
-
     def _consume(self, channel: Channel, scanner: Scanner, callback: Callable[[], None]) -> None:
         # A new name for each connection: the broker may not have noticed the end of the old one,
         # and replies to the old queue are not waited for any more.

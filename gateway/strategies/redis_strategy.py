@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.amqp.publishers import publisher_for
+from gateway.amqp.publisher import publisher_for
 from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
@@ -74,9 +74,6 @@ class RedisPush(Strategy):
 
     def checks(self) -> dict[str, str]:
         return {"broker": self.publisher.error, "results": self._subscription.error}
-
-    def _release(self, pending: PendingTask) -> None:
-        self._waiting.pop(pending.message.task_id, None)
 
     def _receive(self, task_id: str, payload: bytes | int) -> None:
         pending = self._waiting.get(task_id)

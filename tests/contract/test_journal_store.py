@@ -1,4 +1,4 @@
-"""One suite over all stores of the journal: the contract in gateway/journal/base.py."""
+"""What the journal's store does, with one Redis and with a cluster."""
 
 from __future__ import annotations
 
@@ -17,17 +17,6 @@ import pytest
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError, Unanswered
-from gateway.journal.base import (
-    BEGUN,
-    FIRST_LOOK,
-    INTERRUPTED,
-    NOT_ANSWERED,
-    RUN,
-    UNDER_WAY,
-    JournalStore,
-    Refusal,
-    Row,
-)
 from gateway.journal.entry import (
     ACCEPTED,
     ANSWERED_LATE,
@@ -47,18 +36,26 @@ from gateway.journal.entry import (
 from gateway.journal.filter import Filter
 from gateway.journal.groups import AGAIN, MOST, MUTED, NEW, RESOLVED, Group
 from gateway.journal.reading import Reader
-from gateway.journal.redis_store import RedisStore
-from gateway.journal.stores import STORES
+from gateway.journal.store import (
+    BEGUN,
+    FIRST_LOOK,
+    INTERRUPTED,
+    NOT_ANSWERED,
+    RUN,
+    UNDER_WAY,
+    JournalStore,
+    Refusal,
+    Row,
+)
 from gateway.stores import state_store
 from tests.support.redis_kinds import Nodes
 from tests.support.stack import Server, Stack, free_port
 
 pytestmark = pytest.mark.usefixtures("patient")
 
-#: For each store its server, and the setting that has a server's URL.
-SERVERS: dict[str, tuple[Callable[[Stack], Callable[[], Server]], str]] = {
-    "redis": (lambda stack: stack.redis, "state_url"),
-    "redis cluster": (lambda stack: lambda: Nodes(stack, 1).masters[0], "state_url"),
+SERVERS: dict[str, Callable[[Stack], Callable[[], Server]]] = {
+    "redis": lambda stack: stack.redis,
+    "redis cluster": lambda stack: lambda: Nodes(stack, 1).masters[0],
 }
 PAUSES = (100, 400)  # ms between two looks: the first, the longest
 
@@ -66,29 +63,24 @@ Use = Callable[..., AbstractAsyncContextManager[JournalStore]]
 
 
 @pytest.fixture(scope="module", params=list(SERVERS))
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def server(name: str, stack: Stack, start) -> Server:
-    return start(SERVERS[name][0](stack))
+def server(request: pytest.FixtureRequest, stack: Stack, start) -> Server:
+    return start(SERVERS[request.param](stack))
 
 
 @pytest.fixture(params=["started", "opened"])
-def use(request: pytest.FixtureRequest, name: str, server: Server) -> Use:
+def use(request: pytest.FixtureRequest, server: Server) -> Use:
     """Return a function that makes a store, as a gateway or a command does, on an empty journal."""
     prefix = secrets.token_hex(8)
 
     @asynccontextmanager
     async def use(url: str = server.url, **settings: Any) -> AsyncIterator[JournalStore]:
-        own = {"journal": 1_000, "strategy": "pika", "state_prefix": prefix, SERVERS[name][1]: url}
+        own = {"journal": 1_000, "strategy": "pika", "state_prefix": prefix, "state_url": url}
         config = Config(**{**own, **settings})
         if request.param == "opened":
-            async with STORES[name.split()[0]].opened(config) as store:
+            async with JournalStore.opened(config) as store:
                 yield store
             return
-        store = STORES[name.split()[0]](config)
+        store = JournalStore(config)
         await store.start()
         try:
             yield store
@@ -672,9 +664,9 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
 
 
 @awaited
-async def test_a_started_store_says_that_it_has_no_answer(name: str):
-    url = {SERVERS[name][1]: f"redis://127.0.0.1:{free_port()}/0"}
-    store = STORES[name.split()[0]](Config(journal=10, strategy="pika", **url))
+async def test_a_started_store_says_that_it_has_no_answer():
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    store = JournalStore(Config(journal=10, strategy="pika", state_url=url))
     await store.start()
     for written in (store.write([begun("one")]), store.refuse(refusal("one"))):
         with pytest.raises(Unanswered):
@@ -683,9 +675,9 @@ async def test_a_started_store_says_that_it_has_no_answer(name: str):
 
 
 @awaited
-async def test_entries_with_long_calls_come_in_small_pages(server: Server, name: str):
+async def test_entries_with_long_calls_come_in_small_pages(server: Server):
     """The other clients of the server wait while it reads a page."""
-    config = Config(journal=100, strategy="pika", **{SERVERS[name][1]: server.url})
+    config = Config(journal=100, strategy="pika", state_url=server.url)
     sizes = []
 
     async with state_store.asking(config) as ask:
@@ -695,7 +687,7 @@ async def test_entries_with_long_calls_come_in_small_pages(server: Server, name:
             sizes.append(len(repr(reply)))
             return reply
 
-        store = RedisStore(config, run, "long:")
+        store = JournalStore(config, run, "long:")
         for n in range(12):
             await store.write([answered(f"d{n}", size=100_000 if n % 4 else 1_000_000)])
         del sizes[:]
@@ -915,7 +907,6 @@ async def test_a_damaged_group_is_told_and_stops_nothing(use: Use, caplog):
     damages = [(name, bad) for name in numbers for bad in ("", "x", "1.5", "-1", "9" * 40)]
     damages += [("about", bad) for bad in ("", "[]", "7", '["failed",1,2,3,4]')]
     async with use() as store:
-        assert isinstance(store, RedisStore)
         for name, bad in [*damages, ("hour", "x"), ("latest", b"\xff"), ("", "")]:
             await store.write([failed(secrets.token_hex(4), error) for error in "EF"])
             await counted(store)

@@ -96,7 +96,7 @@ def asks(query, headers, body):
 def fork(self, query, headers, body):
     pid = os.fork()
     if not pid:
-        reply_connection(app).publish(self.request.reply_to, "from the child", b"{}")
+        reply_connection(app).publish_all([(self.request.reply_to, "from the child", b"{}")])
         reply_connection(app).close()
         os._exit(0)
     os.waitpid(pid, 0)

@@ -30,11 +30,10 @@ from gateway.claims.claim import dump, dump_end
 from gateway.cli import main, printed
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import NOT_ANSWERED, Refusal, Row
 from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.writing import SizeWatch
 from tests import archive_kills
 from tests.support.stack import Server, Stack
@@ -91,7 +90,7 @@ def answer(delivery_id: str, state: str, status: int = 200, error: str = "") -> 
 
 @asynccontextmanager
 async def journal(config: Config):
-    async with RedisStore.opened(config) as store:
+    async with JournalStore.opened(config) as store:
         yield store
 
 

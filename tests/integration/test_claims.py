@@ -25,14 +25,14 @@ from gateway.claims.claim import (
     RELEASED,
     Claim,
     Record,
+    claim_key,
     read,
 )
-from gateway.claims.keys import claim_key
 from gateway.claims.store import Claims
-from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable, Unanswered
 from gateway.outcome import FAILURE, Outcome
+from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.pipeline import Arg
 from tests.support.certificates import Certificates
 from tests.support.redis_kinds import KINDS, redis_of

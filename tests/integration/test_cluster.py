@@ -10,13 +10,12 @@ from uuid import uuid4
 import pytest
 import redis
 
-from gateway.claims.claim import CONFIRMED, MINE, Claim
-from gateway.claims.keys import claim_key, failure_key
+from gateway.claims.claim import CONFIRMED, MINE, Claim, claim_key, failure_key
 from gateway.claims.store import Claims
-from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable
+from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.state_store import SLOTS, StateStore, slot
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED, Servers

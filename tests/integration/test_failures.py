@@ -30,8 +30,7 @@ from gateway.failures import counting, senders, telling
 from gateway.failures.counting import Failures
 from gateway.failures.senders import MOST, Message, Sender
 from gateway.journal.entry import FAILED
-from gateway.journal.keys import Keys
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore, Keys
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
@@ -289,11 +288,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def deployment(
     config: Config, number: int = 2
-) -> AsyncIterator[tuple[RedisStore, list[Failures], list[Metrics]]]:
+) -> AsyncIterator[tuple[JournalStore, list[Failures], list[Metrics]]]:
     """Run what counts in so many processes of a gateway."""
     metrics = [Metrics(routes=["/"]) for _ in range(number)]
     async with AsyncExitStack() as stack:
-        stores = [RedisStore(config) for _ in metrics]
+        stores = [JournalStore(config) for _ in metrics]
         for store in stores:
             await store.start()
             stack.push_async_callback(store.stop)
@@ -306,7 +305,7 @@ async def deployment(
         one.close()
 
 
-async def fail(store: RedisStore, *errors: str) -> None:
+async def fail(store: JournalStore, *errors: str) -> None:
     for n, error in enumerate(errors):
         row = answered(f"{error}-{n}-{id(errors)}", FAILED, 502)
         await store.write([(*row[:7], f"task-failed: {error}: text", *row[8:])])
@@ -317,7 +316,7 @@ def refused(client: redis.Redis) -> int:
     return client.info("commandstats").get("cmdstat_evalsha", {}).get("failed_calls", 0)
 
 
-async def counts(store: RedisStore) -> dict[str, int]:
+async def counts(store: JournalStore) -> dict[str, int]:
     return {each.about.type: each.count for each in await store.groups()}
 
 
@@ -428,7 +427,7 @@ def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
 
     async def run() -> None:
         config, metrics = notify("slack", "http://127.0.0.1:9"), Metrics(routes=["/"])
-        store = RedisStore(config)
+        store = JournalStore(config)
         await store.start()
         notifier = telling.Notifier(config, store, metrics)
         notifier.tell()

@@ -11,7 +11,6 @@ from time import monotonic
 import pytest
 
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.queue_lengths import INTERVAL, QueueLengths
 from gateway.celery_message import Message
 from gateway.config.pointers import pair_chooser
 from gateway.config.settings import Config, Route
@@ -19,6 +18,7 @@ from gateway.config.strategies import STRATEGIES
 from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
+from gateway.relay.fairness import INTERVAL, Fairness
 from gateway.stack.loopback import answers_ok
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
@@ -251,9 +251,10 @@ def test_a_process_learns_what_others_have_published(servers):
         for name in (second, second, third):
             await publish(one, name)
         await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
-        lengths = QueueLengths(route.queue_names, other)
+        fairness = Fairness(route.queue_names, other)
+        lengths = fairness.lengths
         await other.start()
-        await lengths.start()
+        await fairness.start()
         await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
         # A queue that was not empty is asked for again, without being used here.
         await publish(one, second)
@@ -266,7 +267,7 @@ def test_a_process_learns_what_others_have_published(servers):
         await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
         await publish(one, third)
         await eventually(lambda: lengths[third] == 2)
-        await lengths.stop()
+        await fairness.stop()
         await one.stop()
         await other.stop()
 

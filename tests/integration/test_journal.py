@@ -16,14 +16,13 @@ from gateway.cli.checks import stores
 from gateway.cli.checks.finding import Finding
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal import redis_store, writing
-from gateway.journal.base import Begun
+from gateway.journal import store as journal_store
+from gateway.journal import writing
 from gateway.journal.entry import ACCEPTED, FAILED, Entry
 from gateway.journal.filter import Filter
-from gateway.journal.keys import Keys
 from gateway.journal.reading import reading
-from gateway.journal.redis_store import RedisStore
 from gateway.journal.replay import Replays
+from gateway.journal.store import Begun, JournalStore, Keys
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
@@ -173,7 +172,7 @@ def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(config,
 
 
 def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
-    class Expiring(RedisStore):
+    class Expiring(JournalStore):
         """Loses a delivery between the look and the beginning of its replay."""
 
         async def begin_replay(self, delivery_id: str, *args: Any) -> Begun:
@@ -211,7 +210,7 @@ def test_what_is_too_old_is_removed_though_no_results_are_followed(
             client.xadd(keys.refused, {"id": f"r{n}"})
         await eventually(lambda: client.xlen(keys.deliveries) == 10)
         assert int(client.get(keys.bytes)) > 0
-        async with RedisStore.opened(config) as store:
+        async with JournalStore.opened(config) as store:
             watch = SizeWatch(config, store, metrics)
             await watch.start()
             try:
@@ -343,14 +342,14 @@ def test_what_has_expired_is_left_out_before_it_is_trimmed(unfollowed, metrics, 
 
 
 def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, start, monkeypatch):
-    monkeypatch.setattr(redis_store, "_SILENCE", 0.1)
+    monkeypatch.setattr(journal_store, "_SILENCE", 0.1)
     server = start(stack.redis)
     config = Config(state_url=server.url, journal=10, strategy="pika")
 
     async def work(client: redis.Redis) -> None:
         # Given a change after a time in which Redis was asked more than once,
         loop, change = asyncio.get_running_loop(), (Keys(config).changes, "late accepted")
-        async with aclosing(RedisStore(config).changes()) as changes:
+        async with aclosing(JournalStore(config).changes()) as changes:
             assert await anext(changes) == ""
             loop.call_later(0.5, client.publish, *change)
             assert await anext(changes) == "late"

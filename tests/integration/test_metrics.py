@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from gateway.config.settings import Config
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore
 from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
@@ -202,7 +202,7 @@ def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
     metrics.set("gateway_journal_bytes", 7)
 
     async def ask() -> None:
-        store = RedisStore(config)
+        store = JournalStore(config)
         watch = SizeWatch(config, store, metrics)
         await store.start()
         await watch.start()

@@ -89,7 +89,7 @@ def held(app, store, monkeypatch) -> HeldResults:
     """What holds results, as in the pool `solo`, in the middle of a turn that lasts."""
     monkeypatch.setattr(held_results, "HELD", 3_600)
     connection = reply_connection(app)
-    connection.held = HeldResults(connection, app.backend)
+    connection.held = HeldResults(connection.publish_all, app.backend.store_all)
     connection.held.begin(more=True)
     return connection.held
 

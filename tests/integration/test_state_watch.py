@@ -8,7 +8,7 @@ import logging
 import pytest
 import redis
 
-from gateway.claims.state_watch import StateWatch
+from gateway.claims.idempotency import StateWatch
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores.state_store import StateStore
@@ -47,7 +47,7 @@ def test_how_full_redis_is_can_be_seen(gateway, redis_server):
 
 
 def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
-    caplog.set_level(logging.DEBUG, "gateway.claims.state_watch")
+    caplog.set_level(logging.DEBUG, "gateway.claims.idempotency")
     gone = config(rabbitmq.url, f"redis://127.0.0.1:{free_port()}/0")
     metrics = Metrics()
     metrics.set("gateway_state_keys", 7)

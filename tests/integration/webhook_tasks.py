@@ -40,7 +40,7 @@ def stored(self, query: dict, headers: dict, body: str | bytes) -> None:
     payload = body.encode() if isinstance(body, str) else body
     reply_to, task_id = self.request.reply_to or "", self.request.id
     if reply_to.startswith(REPLY_PREFIXES):
-        reply_connection(app).publish(reply_to, task_id, payload)
+        reply_connection(app).publish_all([(reply_to, task_id, payload)])
     else:
         key, client = app.backend.get_key_for_task(task_id), app.backend.client
         client.set(key, payload, ex=60)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from appserver.queues import DEAD_LETTER_EXCHANGE
 from gateway.delivery import Request
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore
 
 if TYPE_CHECKING:
     from tests.simulation.gateways import Child
@@ -84,7 +84,7 @@ def dead_letters(world: World) -> set[tuple[str, str]]:
 
 async def inspect(world: World) -> dict[str, Any]:
     """Return what the journal has: its entries, and the sizes that it says."""
-    async with RedisStore.opened(world.config) as store:
+    async with JournalStore.opened(world.config) as store:
         entries = [entry async for entry in store.entries(calls=True)]
         size = await store.trim(100)
         groups = await store.groups()

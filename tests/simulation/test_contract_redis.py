@@ -18,9 +18,9 @@ import pytest
 
 from appserver.result_script import _STORE
 from gateway.claims import scripts as claims
-from gateway.claims.taken_tasks import _ADD
 from gateway.journal import group_scripts
 from gateway.journal import scripts as journal
+from gateway.relay.further_tasks import _ADD
 from gateway.stack import loopback
 from tests.simulation.drivers import Carrier, Link, handed, sockets, until
 from tests.simulation.redis_model import Redis

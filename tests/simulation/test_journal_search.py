@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal import redis_store
-from gateway.journal.base import Refusal, Row
+from gateway.journal import store as journal_store
 from gateway.journal.entry import IGNORED, REFUSED, STATES, SUCCEEDED, Entry
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.reading import Reader
-from gateway.journal.redis_store import RedisStore
-from gateway.journal.tries import choose
+from gateway.journal.replay import choose
+from gateway.journal.store import JournalStore, Refusal, Row
 from tests.simulation.test_contract_redis import simulated
 
 CONFIG = Config(journal=100, journal_refused=True, strategy="pika", state_url="redis://simulated")
@@ -76,7 +75,7 @@ FILTERS = st.builds(
 )
 
 
-class Whole(RedisStore):
+class Whole(JournalStore):
     """Reads all, whatever is looked for."""
 
     def entries(
@@ -88,9 +87,9 @@ class Whole(RedisStore):
 @pytest.fixture(scope="module", autouse=True)
 def small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_store, "_LOOKED", 3)
-        patch.setattr(redis_store, "_PAGE", 2)
-        patch.setattr(redis_store, "_CALLS", 250)
+        patch.setattr(journal_store, "_LOOKED", 3)
+        patch.setattr(journal_store, "_PAGE", 2)
+        patch.setattr(journal_store, "_CALLS", 250)
         yield
 
 
@@ -106,7 +105,7 @@ def same(written: list[Written], seen: Any) -> None:
             return reply
 
         async def both() -> tuple[Any, Any]:
-            store = RedisStore(CONFIG, run)
+            store = JournalStore(CONFIG, run)
             for number, each in enumerate(written):
                 row = each.row(f"d{number}")
                 server.carrier.pause(0.004 * (number % 3))
@@ -130,7 +129,7 @@ def same(written: list[Written], seen: Any) -> None:
 def test_a_search_finds_what_a_reading_of_all_finds(
     written: list[Written], wanted: Filter, first: int, last: int
 ):
-    async def seen(store: RedisStore) -> list[Entry]:
+    async def seen(store: JournalStore) -> list[Entry]:
         async with aclosing(store.entries(False)) as entries:
             times = [int(each.position.split("-")[0]) / 1e3 async for each in entries]
         since, until = (
@@ -140,7 +139,7 @@ def test_a_search_finds_what_a_reading_of_all_finds(
         # Each group that there is, alone and with the rest of the filter.
         for each in {entry.id for entry in await found(Whole(CONFIG, store._run), Filter())}:
             entry = await store.get(each)
-            about = entry and redis_store.group_of(entry)
+            about = entry and journal_store.group_of(entry)
             if about:
                 filters += [Filter(group=about.id), Filter(**{**vars(wanted), "group": about.id})]
         return [await found(store, each) for each in filters]
@@ -148,14 +147,14 @@ def test_a_search_finds_what_a_reading_of_all_finds(
     same(written, seen)
 
 
-async def found(store: RedisStore, wanted: Filter) -> list[Entry]:
+async def found(store: JournalStore, wanted: Filter) -> list[Entry]:
     async with aclosing(Reader(store).find(wanted)) as entries:
         return [each async for each in entries]
 
 
 @given(st.lists(WRITTEN, max_size=12), FILTERS, st.sets(st.integers(0, 11), min_size=1))
 def test_the_same_is_chosen_for_a_replay(written: list[Written], wanted: Filter, some: set[int]):
-    async def seen(store: RedisStore) -> Any:
+    async def seen(store: JournalStore) -> Any:
         by_filter = await choose(Reader(store), wanted, again=False)
         try:
             by_id = await choose(Reader(store), [f"d{each}" for each in some], again=False)
@@ -170,7 +169,7 @@ def test_the_same_is_chosen_for_a_replay(written: list[Written], wanted: Filter,
 def test_a_search_without_patience_goes_on_from_where_it_has_ended(
     written: list[Written], wanted: Filter
 ):
-    async def seen(store: RedisStore) -> list[str]:
+    async def seen(store: JournalStore) -> list[str]:
         reader, before = Reader(store), ""
         ids: list[str] = []
         while before or not ids:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.tracing.spans import Spans
+from gateway.tracing.tracer import Spans
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])

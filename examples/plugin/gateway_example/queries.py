@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.amqp.publishers import publisher_for
+from gateway.amqp.publisher import publisher_for
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo

@@ -43,9 +43,8 @@ from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
 from gateway.journal.reading import reading as reading_journal
-from gateway.journal.replay import replaying
-from gateway.journal.stores import store_for
-from gateway.journal.tries import choose
+from gateway.journal.replay import choose, replaying
+from gateway.journal.store import JournalStore
 
 #: Seconds for which the journal is looked through at once.
 PATIENCE = 0.2
@@ -136,7 +135,7 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
 
 async def list_failures(config: Config, wanted: Nothing) -> FailureGroups:
     """List the groups of failures, the one that has failed last first."""
-    async with store_for(config).opened(config) as store:
+    async with JournalStore.opened(config) as store:
         groups = [FailureGroup(**each.as_object()) for each in await store.groups()]
     return FailureGroups(groups=groups, notify=config.notify.kind if config.notify else "")
 
@@ -152,7 +151,7 @@ async def resolve_failures(config: Config, wanted: OneGroup) -> Done:
 
 
 async def _change_group(config: Config, group: str, muted: datetime | None) -> Done:
-    async with store_for(config).opened(config) as store:
+    async with JournalStore.opened(config) as store:
         if not await store.change_group(group, muted):
             raise Refused(404, "not-found", "there is no such group")
     return Done()

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gateway.history.gateways import KINDS, Gateways, Line
 from gateway.history.history import RANGES
 from gateway.history.ring import LATER, STATUSES, Slot
-from gateway.journal.base import POSITION
 from gateway.journal.entry import GONE, STATES, Entry
 from gateway.journal.filter import PARTS, Filter, read_until
 from gateway.journal.groups import AGAIN, MUTED, NEW, RESOLVED, STILL
 from gateway.journal.replay import Replay
+from gateway.journal.store import POSITION
 
 T = TypeVar("T")
 State = Annotated[str, Field(json_schema_extra={"enum": [*STATES]})]

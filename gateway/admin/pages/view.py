@@ -31,7 +31,7 @@ from gateway.history.history import History
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, status
 from gateway.journal.groups import OPEN, Group
-from gateway.journal.stores import store_for
+from gateway.journal.store import JournalStore
 from gateway.process.supervisor import Supervisor
 
 _HERE = Path(__file__).parent
@@ -122,7 +122,7 @@ async def _read(config: Config) -> Groups:
     if not config.journal:
         return Groups(monotonic())
     try:
-        async with store_for(config).opened(config) as store:
+        async with JournalStore.opened(config) as store:
             untold = await store.untold() if config.notify else ""
             return Groups(monotonic(), await store.groups(), "", untold)
     except GatewayError as exc:

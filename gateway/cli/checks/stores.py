@@ -19,7 +19,7 @@ from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.history.gateways import KEY, SCRIPT, about, differences, read
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore
 from gateway.stores import result_store, server
 from gateway.stores.state_store import StateStore
 
@@ -101,7 +101,7 @@ async def _write_state(config: Config, run: result_store.Ask) -> None:
     key = f"{config.prefix}{{check-{secrets.token_hex(8)}}}"
     await run("EVAL", _CLAIM, 1, key)
     if config.journal:
-        await RedisStore(config, run).check()
+        await JournalStore(config, run).check()
 
 
 async def _check_nodes(config: Config, name: str, store: StateStore) -> list[Finding]:

@@ -24,13 +24,11 @@ from gateway.cli import printed
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
-from gateway.journal.base import POSITION
 from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import PARTS, Filter, read_group, read_until
 from gateway.journal.reading import reading as reading_journal
-from gateway.journal.replay import outcomes, replaying
-from gateway.journal.stores import store_for
-from gateway.journal.tries import choose
+from gateway.journal.replay import choose, outcomes, replaying
+from gateway.journal.store import POSITION, JournalStore
 from gateway.outcome import SUCCESS
 
 _BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
@@ -316,7 +314,7 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
 
 
 async def _groups(arguments: argparse.Namespace, config: Config) -> int:
-    async with store_for(config).opened(config) as store:
+    async with JournalStore.opened(config) as store:
         groups = await store.groups()
     if not groups:
         print("gateway: nothing has failed", file=sys.stderr)
@@ -332,7 +330,7 @@ async def _change_group(arguments: argparse.Namespace, config: Config) -> int:
     until: datetime | None = arguments.until
     group = {"id": arguments.group, "until": until and f"{until:%Y-%m-%dT%H:%M:%SZ}"}
     audit.note(audit.MUTE if until else audit.RESOLVE, _who(), **group)
-    async with store_for(config).opened(config) as store:
+    async with JournalStore.opened(config) as store:
         if not await store.change_group(arguments.group, until):
             raise GatewayError(f"{arguments.group}: there is no such group of failures")
     print(f"{arguments.group} is {f'muted until {until:%Y-%m-%d %H:%M}Z' if until else 'resolved'}")

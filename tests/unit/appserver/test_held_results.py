@@ -46,7 +46,7 @@ def forbidden():
 
 
 def test_those_of_a_turn_are_one_write():
-    held = HeldResults(connection := Connection(), None)
+    held = HeldResults((connection := Connection()).publish_all, None)
     held.begin(more=True)
     assert hold(held.hold_reply, REPLY, forbidden)
     held.begin(more=False)  # the last task of the turn
@@ -57,7 +57,7 @@ def test_those_of_a_turn_are_one_write():
 
 
 def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
-    held = HeldResults(connection := Connection(), None)
+    held = HeldResults((connection := Connection()).publish_all, None)
     assert not hold(held.hold_reply, REPLY, forbidden)
     held.begin(more=False)
     assert not hold(held.hold_reply, REPLY, forbidden)
@@ -70,7 +70,7 @@ def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
 def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
     monkeypatch.setattr(held_results, "HELD", 0.002)
     monkeypatch.setattr(held_results, "IDLE", 1)
-    held = HeldResults(connection := Connection(), None)
+    held = HeldResults((connection := Connection()).publish_all, None)
     for _ in range(3):
         held.begin(more=True)
         hold(held.hold_reply, REPLY, forbidden)
@@ -81,7 +81,7 @@ def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
 
 
 def test_what_cannot_be_written_is_stored(caplog):
-    held, stored = HeldResults(Connection(up=False), None), []
+    held, stored = HeldResults(Connection(up=False).publish_all, None), []
 
     def fails():
         raise OSError("no store either")
@@ -106,7 +106,7 @@ class Store:
 
 
 def test_stored_results_of_a_turn_are_one_write_after_the_replies():
-    held = HeldResults(connection := Connection(), store := Store())
+    held = HeldResults((connection := Connection()).publish_all, (store := Store()).store_all)
     held.begin(more=True)
     again = []
 
@@ -123,7 +123,7 @@ def test_stored_results_of_a_turn_are_one_write_after_the_replies():
 
 
 def test_a_fork_holds_nothing_of_its_parents():
-    held = HeldResults(connection := Connection(), None)
+    held = HeldResults((connection := Connection()).publish_all, None)
     held.begin(more=True)
     hold(held.hold_reply, REPLY, forbidden)
     child = os.fork()
@@ -149,7 +149,7 @@ def app():
 
         connection = reply_connection(app)
         taken = Connection()
-        app.written, app.held = taken.writes, HeldResults(taken, None)
+        app.written, app.held = taken.writes, HeldResults(taken.publish_all, None)
         connection.held = app.held
         connection.publish_all = lambda replies: app.written.append("at once") or True
         app.held.begin(more=True)

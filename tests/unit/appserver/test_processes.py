@@ -12,7 +12,7 @@ from celery.concurrency.prefork import TaskPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from kombu.asynchronous.hub import Hub
 
-from appserver.processes import PromptPool, PromptProcesses
+from appserver.pools import PromptPool, PromptProcesses
 
 SECONDS = 60  # for which the loop polls where nothing wakes it
 

@@ -109,7 +109,7 @@ def test_a_broker_without_amqp_is_asked_once():
         set_as_current=False,
     ) as app:
         app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
-        assert app.reply_connection.publish("gateway.reply.1", "1", b"{}") is False
+        assert app.reply_connection.publish_all([("gateway.reply.1", "1", b"{}")]) is False
 
 
 def test_results_are_celerys_json():

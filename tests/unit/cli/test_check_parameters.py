@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from appserver.signatures import PARAMETERS, TellParameters
+from appserver.bootsteps import PARAMETERS, TellParameters
 from gateway.cli.checks import workers
 from gateway.config.settings import Config
 from gateway.strategies import workers as remote

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.journal.entry import End, Entry
 from gateway.journal.filter import Filter
-from gateway.journal.follower import read
+from gateway.journal.writing import read
 
 
 def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, Any]:

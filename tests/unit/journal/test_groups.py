@@ -22,7 +22,7 @@ from gateway.journal.groups import (
     general,
     group_of,
 )
-from gateway.journal.redis_store import _group
+from gateway.journal.store import _group
 from tests.unit.journal.test_entries import entry
 
 

@@ -13,8 +13,8 @@ from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.errors import StoreError, Unanswered
 from gateway.journal import writing
-from gateway.journal.base import Refusal
 from gateway.journal.entry import ACCEPTED, RECEIVED
+from gateway.journal.store import Refusal
 from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
 

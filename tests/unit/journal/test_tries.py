@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.journal.entry import Entry
-from gateway.journal.tries import superseded
+from gateway.journal.replay import superseded
 
 
 class Journal:

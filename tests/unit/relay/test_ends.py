@@ -17,7 +17,7 @@ import pytest
 
 from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
-from gateway.claims import scripts, taken_tasks
+from gateway.claims import scripts
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import BrokerUnavailable, RequestError, ResultsLost, Unanswered, Unroutable
@@ -25,6 +25,7 @@ from gateway.journal import writing
 from gateway.metrics import Metrics
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.pending_task import PendingTask
+from gateway.relay import further_tasks
 from gateway.relay.in_flight import InFlight
 from gateway.relay.relay import Relay
 from gateway.stores.pipeline import Pipeline
@@ -556,7 +557,7 @@ async def further_task_refused_while_redis_fails(h: Harness) -> list[int]:
     h.tasks.sent.get_nowait().fail(Unroutable())
     await turns()
     # Its next try has to know which tasks the broker has taken.
-    assert not h.answers and taken_tasks._ADD in h.redis.scripts
+    assert not h.answers and further_tasks._ADD in h.redis.scripts
     h.redis.fails = True
     h.redis.answer()
     await turns()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.amqp.queue_lengths import QueueLengths
 from gateway.celery_message import Message
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
@@ -14,13 +13,8 @@ PAIR = ("a", "b")
 
 
 @pytest.fixture
-def lengths() -> QueueLengths:
-    return QueueLengths()
-
-
-@pytest.fixture
-def fairness(lengths) -> Fairness:
-    return Fairness(lengths)
+def fairness() -> Fairness:
+    return Fairness()
 
 
 def pending(queue: str, on_release=None) -> PendingTask:
@@ -31,9 +25,8 @@ def test_queues_of_the_same_length_take_turns(fairness):
     assert [fairness.shorter(PAIR) for _ in range(6)].count("a") == 3
 
 
-def test_the_shorter_queue_gets_the_message(fairness, lengths):
-    for _ in range(5):
-        lengths.add("a")
+def test_the_shorter_queue_gets_the_message(fairness):
+    fairness.lengths["a"] = 5
     assert [fairness.shorter(PAIR) for _ in range(5)] == ["b"] * 5
     assert {fairness.shorter(PAIR), fairness.shorter(PAIR)} == {"a", "b"}
 
@@ -44,7 +37,7 @@ def test_one_publishers_queues_say_nothing_of_others(fairness):
     assert fairness.shorter(PAIR) == "b"
 
 
-def test_messages_that_workers_hold_count_until_they_are_answered(fairness, lengths):
+def test_messages_that_workers_hold_count_until_they_are_answered(fairness):
     held = [pending("a") for _ in range(3)]
     for each in held:
         fairness.follow(each)

@@ -14,9 +14,9 @@ from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
 from gateway.config.settings import Config
 from gateway.delivery import Request
-from gateway.journal.base import Refusal
 from gateway.journal.entry import IGNORED, REFUSED, Entry
 from gateway.journal.refusals import SENDER, Kept
+from gateway.journal.store import Refusal
 from gateway.journal.writing import Journal
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay

@@ -1,4 +1,4 @@
-"""The journal in Redis: every command that is sent for it."""
+"""The journal's store: the deliveries in Redis, and every command that is sent for them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, S
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from gateway.clock import time
-from gateway.config.settings import REFUSED, Config
+from gateway.config.settings import REFUSED_BYTES, Config
 from gateway.errors import GatewayError, StoreError
 from gateway.journal import group_scripts, scripts
-from gateway.journal.base import (
-    FIRST_LOOK,
-    LEAST,
-    MINUTES,
-    NOT_ANSWERED,
-    Begun,
-    Change,
-    Failing,
-    JournalStore,
-    Refusal,
-    Row,
-    Size,
-)
 from gateway.journal.entry import (
     DAMAGED,
     LATE,
     RECEIVED,
+    REFUSED,
     RUNNING,
     End,
     Entry,
@@ -43,13 +31,92 @@ from gateway.journal.entry import (
 )
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import DAY, FAILURES, HOUR, MOST, About, Group, group_of
-from gateway.journal.keys import Keys
 from gateway.stores import result_store, state_store
 from gateway.stores.pipeline import ASKING
 from gateway.stores.result_store import Ask
 from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
+
+#: What an entry's position matches; it may be empty. Positions are compared as two numbers.
+POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
+
+#: Milliseconds after a delivery is written, or a replay of it has ended, until the first look for
+#: the end of its task.
+FIRST_LOOK = 1_000
+
+#: Minutes for which routes' shares of failures are reckoned, and answers below which they are not.
+MINUTES, LEAST = 10, 20
+
+#: How a delivery was answered, as texts: status (empty: not yet), seconds, seconds until its
+#: message was published, error, attempts; the last three are empty where there are none.
+Answered = tuple[str, str, str, str, str]
+NOT_ANSWERED: Answered = ("", "", "", "", "")
+
+#: A delivery to be written: id, state, 1 if the end of its task is to be looked for, task id; the
+#: five of `Answered`; what never changes, as `gateway.journal.entry.described` has it (empty: it is
+#: there already, and so is its call), call. A plain tuple, as there is one for each request.
+Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
+
+
+class Refusal(NamedTuple):
+    """A request without a message, *refused* or *ignored*; ``about`` and ``call`` as in a `Row`."""
+
+    id: str
+    about: str
+    call: bytes
+    status: int
+    seconds: float
+    error: str
+    state: str = REFUSED
+
+
+#: How a replay is begun, or what is in its way: one that is being published, one that has not ended
+#: within the time that this takes, or one that has.
+BEGUN, UNDER_WAY, INTERRUPTED, RUN = "begun", "under way", "interrupted", "run"
+
+
+class Begun(NamedTuple):
+    """One of the above, and the task of that replay; "": there is no such delivery."""
+
+    how: str
+    task_id: str
+
+
+class Size(NamedTuple):
+    """What `JournalStore.trim` has ``removed``, and which deliveries with a message are left.
+
+    ``waiting`` are those that are not archived since they have changed, ``lag`` the seconds since
+    the first of these changes, ``missed`` those that were removed before they were archived.
+    """
+
+    removed: int
+    deliveries: int
+    open: int
+    bytes: int
+    waiting: int = 0
+    lag: float = 0.0
+    missed: int = 0
+
+
+class Change(NamedTuple):
+    """A delivery that has changed, as it is now (None: it is gone); ``mark`` stands for that."""
+
+    id: str
+    mark: bytes
+    entry: Entry | None
+
+
+class Failing(NamedTuple):
+    """A delivery that has failed, and is not counted; ``ms`` since the epoch is when it has.
+
+    ``about`` is what its group has in common; None: it has none, as it is gone or runs again.
+    """
+
+    id: str
+    ms: int
+    about: About | None
+
 
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
@@ -59,11 +126,68 @@ _ENDING = 2.0  # seconds for a replay beside those until it is confirmed
 _GROUPS = 100  # groups a query
 
 
-class RedisStore(JournalStore):
-    """Keeps the journal in the Redis of the claims, 6.2 or newer.
+class Keys:
+    """The keys of one deployment; `scripts` and `group_scripts` say what they have.
 
-    `run` sends a command and returns an awaitable of the reply. Without it, this store's own
-    connection does that, between `start` and `stop`, and returns futures. `part`: see `Keys`.
+    With `part`, which ends with a colon, they are those of another journal with the same channel.
+    """
+
+    def __init__(self, config: Config, part: str = ""):
+        # In a cluster the whole journal is on one node, by the tag in braces.
+        prefix = f"{config.prefix}{{journal}}:"
+        self.changes = f"{prefix}changes"
+        prefix += part
+        self.deliveries = f"{prefix}deliveries"
+        self.refused = f"{prefix}refused"
+        self.open = f"{prefix}open"
+        self.bytes = f"{prefix}bytes"
+        self.changed = f"{prefix}changed"
+        self.missed = f"{prefix}missed"
+        self.failing = f"{prefix}failing"
+        self.counts = f"{prefix}counts"
+        self.groups = f"{prefix}groups"
+        self.news = f"{prefix}news"
+        self.told = f"{prefix}told"
+        self.rates = f"{prefix}rates"
+        #: What the key of each delivery begins with.
+        self.prefix = f"{prefix}delivery:"
+        #: What the key of each group begins with.
+        self.group = f"{prefix}group:"
+
+    def of(self, delivery_id: str) -> str:
+        return self.prefix + delivery_id
+
+
+class JournalStore:
+    """Keeps the entries of the journal in the Redis of the claims, 6.2 or newer.
+
+    - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
+      together, but at least one, and each for `Config.journal_age`. It also keeps the last
+      `Config.most_apart` requests without a message, for the same time; these never displace
+      deliveries.
+    - Each method is atomic, also beside the other processes of the deployment. Other deployments,
+      which have another `Config.prefix`, see nothing of it.
+    - A state is only replaced by one further on: *received*, then *refused*, *accepted* or
+      *replayed*, then *running*, then an end. Only `end_replay` goes back. What became of a late
+      answer replaces *succeeded* and those states after which a task may run.
+    - A delivery is open if the end of its task is to be looked for, until `write` has written an
+      end, or `settle` one that counts. What the bounds remove is not open any more.
+    - Each change is announced by `changes`. With `Config.archive_url` the store remembers that it
+      is not archived, until `archived` says so, or the bounds remove the delivery.
+    - A delivery that fails is remembered until `count` has added it to its group, each time that it
+      fails. Groups are not removed with their deliveries: those that have failed last are kept.
+    - Ages, looks and positions are by Redis' clock.
+    - No method blocks. What is called first takes effect first, also if it is awaited later. `stop`
+      waits for that as well.
+    - Each fails with a `GatewayError` where Redis does not answer in time or refuses; only
+      `check` raises what its `run` does, by which `gateway check` finds the remedy.
+    - Of a store that was started, `write` and `refuse` are `Unanswered` where Redis does not
+      answer. They may then be called again with the same.
+
+    A gateway makes one for each process, from `start` to `stop`; a command, or a request to the
+    API, uses one that `opened` yields. `run` sends a command and returns an awaitable of the reply.
+    Without it, this store's own connection does that, between `start` and `stop`, and returns
+    futures. `part`: see `Keys`.
     """
 
     def __init__(self, config: Config, run: Ask | None = None, part: str = ""):
@@ -79,13 +203,16 @@ class RedisStore(JournalStore):
     @classmethod
     @asynccontextmanager
     async def opened(cls, config: Config) -> AsyncIterator[Self]:
+        """Connect for one command; errors name the store's URL and the remedy."""
         async with state_store.asking(config) as ask:
             yield cls(config, ask)
 
     async def start(self) -> None:
+        """Begin to connect; a store that does not answer is waited for in the background."""
         await self._store.start()
 
     async def stop(self) -> None:
+        """Wait for what is being written, for a second or so, and disconnect."""
         await self._store.stop()
 
     @property
@@ -93,6 +220,14 @@ class RedisStore(JournalStore):
         return self._given or self._store.run
 
     def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
+        """Write deliveries: how each has begun, how it was answered, or both; keep the bounds.
+
+        It is called for each batch: a future costs less than a coroutine, which becomes a task.
+        A delivery that was replayed meanwhile keeps what is known of the replay's task, and one
+        whose task has failed meanwhile keeps its error. One that is not there and has no `about` is
+        left out, as the bounds have removed it. Return in UTF-8 why changes could not be announced,
+        where all is written nevertheless, else None.
+        """
         keys, config = self._keys, self._config
         return self._run(
             "EVAL", scripts.WRITE, 4 + len(self._marks),
@@ -102,6 +237,7 @@ class RedisStore(JournalStore):
         )  # fmt: skip
 
     def refuse(self, refusal: Refusal) -> Awaitable[None]:
+        """Write a request without a message; keep their bound."""
         keys = self._keys
         return self._run(
             "EVAL", scripts.REFUSE, 2 + len(self._marks),
@@ -112,6 +248,10 @@ class RedisStore(JournalStore):
         )  # fmt: skip
 
     async def due(self, number: int, first: int, longest: int) -> list[tuple[str, str]]:
+        """Return id and task id of open deliveries whose look is due, at most `number`.
+
+        Postpone their next look: after the nth, by ``first * 2**n`` ms, but at most by `longest`.
+        """
         keys = self._keys
         found = await self._run(
             "EVAL", scripts.DUE, 1, keys.open, number, first, longest, keys.prefix
@@ -121,6 +261,14 @@ class RedisStore(JournalStore):
     def settle(
         self, delivery_id: str, task_id: str, end: End, counts: bool = True
     ) -> Awaitable[bytes | None]:
+        """Write what became of a delivery's task, unless it has another task or end by now.
+
+        `end` may be *running* as well; the time of that, and of a late answer's end, is written,
+        too. A caller that `counts` ends is told how the request of an open delivery was answered,
+        once for each task that has ended, in UTF-8: ``accepted`` with a 2xx, which is also said of
+        a replay, ``error``, or ``unknown`` if the answer is not written (yet). Otherwise, the
+        result is None.
+        """
         keys, ended = self._keys, end.state not in (RUNNING, *LATE)
         fields = ["error", end.error] if end.error else []
         if end.attempts:
@@ -137,6 +285,10 @@ class RedisStore(JournalStore):
     async def begin_replay(
         self, delivery_id: str, task_id: str, before: str, again: bool = False
     ) -> Begun:
+        """Write that a delivery is about to be published as `task_id`, if its task is `before`.
+
+        With `again` one that was interrupted begins again, as the task that it was.
+        """
         keys = (self._keys.of(delivery_id), *self._marks)
         lasts = int((self._config.confirm_timeout + _ENDING) * 1000)
         about = (task_id, before, delivery_id, int(again), lasts)
@@ -150,6 +302,14 @@ class RedisStore(JournalStore):
         taken: bool | None,
         runs: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        """Write how the replay that has begun as `task_id` has ended, if it has not yet.
+
+        None: it is not known whether the broker has taken it, so it is interrupted from now on.
+
+        If the broker has `taken` the task, it is the delivery's from now on, which is open again in
+        the state *replayed*, without error and attempts, has been replayed once more, and its
+        `runs` are these.
+        """
         keys = self._keys
         await self._run(
             "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
@@ -159,21 +319,26 @@ class RedisStore(JournalStore):
         )  # fmt: skip
 
     async def get(self, delivery_id: str) -> Entry | None:
+        """Return one entry by its id, in a time that does not depend on the number of entries."""
         return _read(delivery_id, await self._run("HGETALL", self._keys.of(delivery_id)))
 
     async def entries(
-        self,
-        calls: bool,
-        wanted: Filter = ALL,
-        before: str = "",
+        self, calls: bool, wanted: Filter = ALL, before: str = ""
     ) -> AsyncGenerator[Entry, None]:
+        """Yield entries, the newest first, with their positions; `calls`: with their calls.
+
+        All that `wanted` takes, of the time that it says, and some others; with `before`, instead
+        of its `until`, those that are older than the one with this position. Requests without a
+        message have their place among deliveries. What is removed meanwhile is left out.
+        """
         keys, sought = self._keys, _sought(wanted)
         newest = f"({before}" if before else str(_ms(wanted.until)) if wanted.until else "+"
         oldest = str(_ms(wanted.since)) if wanted.since else "-"
         most = _LOOKED if any(sought) else _PAGE
         while page := await self._run(
             "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
-            newest, oldest, most, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED, *sought,
+            newest, oldest, most, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED_BYTES,
+            *sought,
         ):  # fmt: skip
             for position, flat in page:
                 if (entry := _read("", flat, position.decode())) is not None:
@@ -181,6 +346,11 @@ class RedisStore(JournalStore):
             newest = f"({page[-1][0].decode()}"
 
     async def changes(self) -> AsyncGenerator[str, None]:
+        """Yield the id of each entry that is written or changed from now on, until closed.
+
+        The first one is empty: from then on nothing is missed. It uses a connection of its own, and
+        raises `GatewayError` where that cannot be made, or is lost.
+        """
         messages = self._store.connect().messages(self._keys.changes, ASKING, _SILENCE)
         try:
             async with aclosing(messages):
@@ -191,6 +361,7 @@ class RedisStore(JournalStore):
             raise GatewayError(f"{url}: {exc}") from exc
 
     async def trim(self, most: int) -> Size:
+        """Remove what is older than `Config.journal_age`, at most `most` of each kind."""
         keys = self._keys
         removed, deliveries, unfinished, size, waiting, lag, missed = await self._run(
             "EVAL", scripts.TRIM, 4 + len(self._marks),
@@ -200,6 +371,11 @@ class RedisStore(JournalStore):
         return Size(removed, deliveries, unfinished, int(size), waiting, float(lag), int(missed))
 
     async def changed(self, number: int, most_bytes: int, age: float) -> list[Change]:
+        """Return deliveries, with calls, that are not archived, the first change first.
+
+        At most `number`, with about `most_bytes`, and only those whose last change is `age` seconds
+        ago.
+        """
         keys = self._keys
         found = await self._run(
             "EVAL", scripts.CHANGED, 1, keys.changed,
@@ -212,14 +388,23 @@ class RedisStore(JournalStore):
         return changes
 
     async def archived(self, changes: Sequence[Change]) -> None:
+        """Write that these changes are archived; what has changed since then is not."""
         marks = chain.from_iterable((change.id, change.mark) for change in changes)
         await self._run("EVAL", scripts.ARCHIVED, 1, self._keys.changed, *marks)
 
     async def unarchived(self, number: int) -> list[str]:
+        """Return the ids of at most `number` deliveries that are not archived since they changed.
+
+        Some of them may be gone.
+        """
         found = await self._run("ZRANGE", self._keys.changed, 0, number - 1)
         return [each.decode() for each in found]
 
     async def unmarked(self, number: int) -> AsyncGenerator[list[str], None]:
+        """Yield the ids of all other entries, about the newest first, at most `number` at once.
+
+        Some of them may be gone.
+        """
         keys = self._keys
         for stream in (keys.deliveries, keys.refused):
             newest = "+"
@@ -231,13 +416,16 @@ class RedisStore(JournalStore):
                 newest = last and f"({last.decode()}"
 
     async def mark(self, ids: Sequence[str]) -> None:
+        """Write that these deliveries are not archived."""
         await self._run("EVAL", scripts.MARK, 1, self._keys.changed, *ids)
 
     async def there(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the `ids` whose deliveries are in the journal."""
         known = await self._run("EVAL", scripts.THERE, 0, self._keys.prefix, *ids)
         return {each for each, is_there in zip(ids, known.decode(), strict=True) if is_there == "1"}
 
     async def erase(self, entry: Entry) -> bool:
+        """Remove a delivery, which `entries` or `get` has returned; tell whether it was there."""
         keys = self._keys
         removed = await self._run(
             "EVAL", scripts.ERASE, 7, keys.of(entry.id), keys.deliveries, keys.refused, keys.open,
@@ -246,6 +434,11 @@ class RedisStore(JournalStore):
         return bool(removed)
 
     async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
+        """Return at most `number` deliveries that are not counted, the first one first.
+
+        None where another process counts. `process` is the one that does from now on, for
+        `seconds`.
+        """
         keys = self._keys
         found = await self._run(
             "EVAL", group_scripts.FAILING, 2, keys.failing, keys.counts,
@@ -256,6 +449,11 @@ class RedisStore(JournalStore):
         return [_failing(delivery_id, ms, *fields) for delivery_id, ms, *fields in found]
 
     async def count(self, failing: Sequence[Failing], news: bool) -> int:
+        """Add deliveries to their groups, each once; return how many were added.
+
+        With `news` it is noted what there is to be told: ``new GROUP``, ``grown GROUP`` (tenfold),
+        ``again GROUP`` (it was resolved).
+        """
         keys, rows = self._keys, []
         for each in failing:
             about = each.about
@@ -268,6 +466,7 @@ class RedisStore(JournalStore):
         )  # fmt: skip
 
     async def groups(self) -> list[Group]:
+        """Return all groups, the one that has failed last first."""
         keys, found = self._keys, []
         for first in range(0, MOST, _GROUPS):
             now, *some = await self._run(
@@ -279,16 +478,22 @@ class RedisStore(JournalStore):
         return found
 
     async def change_group(self, group: str, muted: datetime | None) -> bool:
+        """Mute a group until then, or say that it is resolved (None); False: there is none."""
         key, until = self._keys.group + group, "" if muted is None else str(_ms(muted))
         return bool(await self._run("EVAL", group_scripts.CHANGE_GROUP, 1, key, until))
 
     async def forget_group(self, group: str) -> bool:
+        """Remove a group; tell whether it was there."""
         keys = (self._keys.group + group, self._keys.groups)
         return bool(await self._run("EVAL", group_scripts.FORGET_GROUP, 2, *keys, group))
 
     async def rates(
         self, share: float | None, answered: Mapping[str, int], failed: Mapping[str, int]
     ) -> dict[str, tuple[int, int]]:
+        """Add to the numbers of the last `MINUTES`; return by route how many were answered, failed.
+
+        ``share ROUTE`` is news where the failed ones pass `share`, with `LEAST` answers or more.
+        """
         keys, numbers = self._keys, (("a", answered), ("f", failed))
         given = [(kind, *pair) for kind, some in numbers for pair in some.items()]
         flat = await self._run(
@@ -299,15 +504,18 @@ class RedisStore(JournalStore):
         return {route.decode(): (answered, failed) for route, answered, failed in rows}
 
     async def news(self, number: int, seconds: float) -> list[str]:
+        """Return at most `number` news of the last `seconds`, unless there is a pause."""
         keys, first = self._keys, int((time() - seconds) * 1000)
         found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
         return [each.decode() for each in found]
 
     async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
+        """Remove `news`, and return no others for `pause` seconds; `problem`: none were sent."""
         keys, about = self._keys, (int(pause * 1000), problem)
         await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *news)
 
     async def untold(self) -> str:
+        """Return why the last message could not be sent, during the pause after it; "": it was."""
         problem = await self._run("GET", self._keys.told) or b""
         return "" if problem == b"1" else problem.decode()  # as other versions write it
 
@@ -315,7 +523,7 @@ class RedisStore(JournalStore):
         """Write two deliveries to a journal of one, as the account may lack a permission."""
         bounds = {"journal": 1, "journal_bytes": 1_000, "journal_age": 1.0}
         config = self._config.model_copy(update=bounds)
-        tried = RedisStore(config, self._run, f"check-{secrets.token_hex(8)}:")
+        tried = JournalStore(config, self._run, f"check-{secrets.token_hex(8)}:")
         ids, keys = ("1", "2"), tried._keys
         try:
             unannounced = await tried.write(

@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
-from gateway.claims.taken_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable, StoreError, Unanswered
+from gateway.relay.further_tasks import TakenTasks
 
 
 class Redis:
