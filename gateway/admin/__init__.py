@@ -32,8 +32,7 @@ from tornado.routing import Router
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.exposition import expose
-from gateway.admin.families import STARTED, About, families
+from gateway.admin.families import STARTED, About, expose, families
 from gateway.clock import time
 from gateway.history.gateways import Gateways
 from gateway.history.history import History

@@ -1,16 +1,25 @@
-"""The gateway's metrics: the sums of all processes, and what the parent knows, by their labels."""
+"""The gateway's metrics: the sums of all processes, and what the parent knows, by their labels.
+
+They are written in Prometheus' text format or in OpenMetrics, with Prometheus' library.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from platform import python_version
+from typing import Any
+
+from prometheus_client import core
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.clock import time
 from gateway.history.gateways import KINDS, Difference
-from gateway.metric_table import HISTOGRAM, METRICS, OTHER, PARENT, Metric
+from gateway.metric_table import COUNTER, HISTOGRAM, METRICS, OTHER, PARENT, Metric
 from gateway.process import health
 from gateway.process.counters import Exemplar, Labels, Series, Totals
 from gateway.process.supervisor import Supervisor
@@ -142,3 +151,45 @@ def _values(series: Series, labels: tuple[str, ...]) -> Labels:
 def _other(labels: Labels) -> bool:
     """Do these labels stand for series that a process had no room for?"""
     return bool(labels) and all(label == OTHER for label in labels)
+
+
+def expose(families: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
+    """Write `families` in the format that `accept`, a header, asks for.
+
+    Returns it with its content type. Only OpenMetrics has exemplars.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(_Collector(families)), content_type
+
+
+class _Collector(Collector):
+    def __init__(self, families: Iterable[Family]):
+        self._families = families
+
+    def collect(self) -> Iterator[core.Metric]:
+        for family in self._families:
+            yield _histogram(family) if family.metric.type == HISTOGRAM else _plain(family)
+
+
+def _plain(family: Family) -> core.Metric:
+    metric = family.metric
+    kind = core.CounterMetricFamily if metric.type == COUNTER else core.GaugeMetricFamily
+    written = kind(family.name, metric.about, labels=metric.labels)
+    for labels, value in family.values.items():
+        written.add_metric(labels, value)
+    return written
+
+
+def _histogram(family: Family) -> core.Metric:
+    """Add up the buckets: Prometheus' are cumulative."""
+    metric = family.metric
+    written = core.HistogramMetricFamily(family.name, metric.about, labels=metric.labels)
+    for labels, buckets in family.buckets.items():
+        sums = zip(buckets.counts, accumulate(buckets.counts.values()), strict=True)
+        rows: list[Any] = [(*each, *_exemplar(buckets.exemplars.get(each[0]))) for each in sums]
+        written.add_metric(labels, rows, buckets.seconds)
+    return written
+
+
+def _exemplar(one: Exemplar | None) -> list[core.Exemplar]:
+    return [core.Exemplar({"trace_id": one.trace}, one.seconds, one.time)] if one else []

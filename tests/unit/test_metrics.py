@@ -12,8 +12,7 @@ import sys
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
-from gateway.admin.exposition import expose
-from gateway.admin.families import About, families
+from gateway.admin.families import About, expose, families
 from gateway.delivery import recorded_trace
 from gateway.errors import GatewayError, RequestError
 from gateway.metric_table import (

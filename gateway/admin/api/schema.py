@@ -173,20 +173,10 @@ class Delivery(BaseModel):
     @classmethod
     def of(cls, entry: Entry, **more: Any) -> Self:
         """Make it from an entry of the journal; `more` are further fields."""
-        names = ("id", "received_at", "route", "source", "event", "remote", "traceparent")
-        own = (
-            "state", "seconds", "published", "error", "ended_at", "task", "task_id", "queue",
-            "replays", "replaying", "identity",
-        )  # fmt: skip
-        return cls(
-            **{name: entry.delivery.get(name, "") for name in names},
-            **{name: getattr(entry, name) for name in own},
-            status=entry.status or None,
-            gone=entry.status == GONE,
-            attempts=entry.attempts or None,
-            request=RefusedRequest(**entry.request) if entry.request else None,
-            **more,
-        )
+        given = entry.delivery.get
+        known = {name: getattr(entry, name, given(name, "")) for name in cls.model_fields}
+        empty = {name: known[name] or None for name in ("status", "attempts", "request")}
+        return cls(**{**known, **empty, "gone": entry.status == GONE, **more})
 
 
 class TaskCall(BaseModel):
@@ -227,11 +217,7 @@ class WholeDelivery(Delivery):
         return cls.of(
             entry,
             params=entry.delivery.get("params", {}),
-            query_string=entry.delivery.get("query_string", ""),
             call=TaskCall(args=args, keywords=kwargs) if entry.call else None,
-            **{name: getattr(entry, name) for name in ("redacted", "begun_at", "late_at")},
-            runs=[Run(**each) for each in entry.runs],
-            edited_from=entry.edited_from,
             replayable=not entry.unsendable,
         )
 

@@ -10,33 +10,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
+from urllib.parse import urlencode
 
 from pydantic import Field
 
-from gateway.admin.api.operations import PATIENCE
-from gateway.admin.api.schema import PageWanted
+from gateway.admin.api.operations import PATIENCE, replay_deliveries
+from gateway.admin.api.schema import PageWanted, ReplaysWanted
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import tone
 from gateway.archive.reading import reading
+from gateway.audit import REPLAY
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
-from gateway.journal.entry import (
-    ACCEPTED,
-    ANSWERED_LATE,
-    DEAD_LETTERED,
-    EXPIRED,
-    FAILED,
-    IGNORED,
-    LATE_FAILED,
-    LATE_UNCERTAIN,
-    RECEIVED,
-    REFUSED,
-    REPLAYED,
-    RUNNING,
-    STATES,
-    Entry,
-    order,
-)
+from gateway.journal import entry as states
+from gateway.journal.entry import Entry, order
 from gateway.journal.filter import PARTS, Filter
 from gateway.journal.reading import Reader
 
@@ -46,12 +33,14 @@ _COLUMNS = 80  # of the histogram
 #: Each tab: its name, the state whose symbol it has, and its states as the filter has them.
 TABS = (
     ("All", "", ""),
-    ("Not done", FAILED, ",".join((FAILED, DEAD_LETTERED, EXPIRED))),
-    ("Refused", REFUSED, REFUSED),
-    ("Late", LATE_UNCERTAIN, ",".join((ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN))),
-    ("On its way", RUNNING, ",".join((RECEIVED, ACCEPTED, RUNNING, REPLAYED))),
-    ("Ignored", IGNORED, IGNORED),
-)
+    ("Not done", states.FAILED, ",".join((states.FAILED, states.DEAD_LETTERED, states.EXPIRED))),
+    ("Refused", states.REFUSED, states.REFUSED),
+    ("Late", states.LATE_UNCERTAIN,
+     ",".join((states.ANSWERED_LATE, states.LATE_FAILED, states.LATE_UNCERTAIN))),
+    ("On its way", states.RUNNING,
+     ",".join((states.RECEIVED, states.ACCEPTED, states.RUNNING, states.REPLAYED))),
+    ("Ignored", states.IGNORED, states.IGNORED),
+)  # fmt: skip
 _WORDS = re.compile(rf'({"|".join(PARTS)}):("[^"]*"|\S+)')
 
 
@@ -82,7 +71,7 @@ class Deliveries(View):
         filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
         shown: dict[str, Any] = {
             "about": about, "before": wanted.before, "commands": (), "filters": filters,
-            "kept": kept, "parts": PARTS, "states": STATES, "tabs": TABS,
+            "kept": kept, "parts": PARTS, "states": states.STATES, "tabs": TABS,
             "tab": next((name for name, _, some in TABS if some == wanted.state), ""),
         }  # fmt: skip
         if not kept:
@@ -110,6 +99,52 @@ class Deliveries(View):
         return shown | _drawn(self, chosen, found, bool(more))
 
 
+_AT_ONCE = 100  # deliveries that one request sends again
+
+
+class Again(View):
+    """Says how many deliveries of a filter would be sent again, and how many are left out."""
+
+    path, template, allowed = "deliveries", "again.html", "GET, POST"
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        wanted = self.parameters(ReplaysWanted, {})
+        filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
+        shown: dict[str, Any] = {"back": self.link("deliveries", **filters), "filters": filters}
+        if filters and not self.live:  # the journal may be long: the page asks for the rest itself
+            return shown | {"would": None}
+        times = absolute(wanted.filter())  # what is shown is sent, also a minute later
+        would = await replay_deliveries(
+            self.config, wanted.model_copy(update=times | {"dry_run": True, "limit": 1})
+        )
+        bounds = times | {"to": would.to or ""}
+        return shown | {
+            "first": self.link(**bounds, limit="1"),
+            "many": len(would.would_be) + would.left,
+            "send": self.link(**bounds),
+            "would": would,
+        }
+
+    async def post(self) -> None:
+        await self.served(self._send())
+
+    async def _send(self) -> None:
+        wanted = self.parameters(ReplaysWanted, {})
+        one = wanted.limit == 1
+        self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
+        done = await replay_deliveries(
+            self.config, wanted.model_copy(update={"limit": 1 if one else _AT_ONCE})
+        )
+        problems = [f"{each.delivery_id}: {each.problem}" for each in done.replayed if each.problem]
+        answer: dict[str, Any] = {"taken": len(done.replayed) - len(problems), "problems": problems}
+        if one and done.replayed:
+            answer["go"] = self.link(f"deliveries/{done.replayed[0].delivery_id}")
+        elif done.next and not one:
+            query = wanted.model_dump(exclude_defaults=True) | {"after": done.next}
+            answer["more"] = f"again?{urlencode(query)}"
+        self.finish(answer)
+
+
 async def _newest(
     config: Config, chosen: Filter, before: str, least: int, most: int = 0
 ) -> tuple[list[Entry], str, Reader]:
@@ -134,9 +169,9 @@ def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> di
     """Return the counts of the tabs, and the bars over time."""
     if not found:
         return {"counts": None, "histogram": (), "more": False, "seen": 0}
-    states = Counter(entry.state for entry in found)
+    found_states = Counter(entry.state for entry in found)
     counts = {
-        name: sum(states[each] for each in some.split(",")) if some else len(found)
+        name: sum(found_states[each] for each in some.split(",")) if some else len(found)
         for name, _, some in TABS
     }
     times = [datetime.fromisoformat(each.delivery["received_at"]).timestamp() for each in found]

@@ -14,7 +14,6 @@ from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
 from gateway.cli.checks import long_tasks, queues, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
-from gateway.cli.checks.ports import another
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.strategies import workers as remote
@@ -72,9 +71,9 @@ async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
             alarm = await blocked(connection)
             about: dict[str, Any] = connection.server_properties or {}
     except TimeoutError:
-        return fail(name, f"no answer within {LIMIT:g} s{await another(url)}", _AWAY)
+        return fail(name, f"no answer within {LIMIT:g} s{await stores.another(url)}", _AWAY)
     except broker.ERRORS as exc:
-        return fail(name, f"{broker.describe(exc)}{await another(url)}", _remedy(url, exc))
+        return fail(name, f"{broker.describe(exc)}{await stores.another(url)}", _remedy(url, exc))
     if alarm:
         return _alarm(name, alarm)
     return ok(name, f"{about.get('product', 'Unknown')} {about.get('version', '')}")

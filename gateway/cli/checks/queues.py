@@ -14,9 +14,8 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import connected
 from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
-from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
-from gateway.config.task import TaskSettings
+from gateway.config.task import TaskSettings, fair_name_of
 from gateway.similar import similar
 
 #: The option of `gateway check` that deletes a queue.

@@ -6,16 +6,19 @@ value of `global_keyprefix`. It does not show CELERY_RESULT_BACKEND of the worke
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kombu.utils.url import url_to_parts
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from gateway.cli.checks.finding import Finding, fail, listed, warn
-from gateway.cli.checks.same_redis import Server
 from gateway.config.settings import Config
 from gateway.config.urls import database
+from gateway.stores import result_store
 from gateway.strategies.workers import Answers
 
 STORED = "stored results"
@@ -31,6 +34,38 @@ _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?").fullm
 _LONGEST = 86_400  # the longest result_expires of the gateway, in seconds
 
 Settings = Mapping[str, Any]
+
+
+_PATIENCE = 0.8  # seconds
+
+#: Host and port.
+Server = tuple[str, int]
+
+
+async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, bool | None]:
+    """Return for each of the `servers` whether it is the gateway's result store.
+
+    None: the server cannot be reached from here, or needs a password. The gateway's password is not
+    sent, because anybody who may publish to the broker can provide addresses.
+    """
+    names = sorted(set(servers))
+    if not names:
+        return {}
+    clients = [Redis(host=host, port=port, protocol=2) for host, port in names]
+    runs = await asyncio.gather(_run(result_store.connect(config)), *map(_run, clients))
+    own, *others = runs
+    known = zip(names, others, strict=True)
+    return {name: own == other if own and other else None for name, other in known}
+
+
+async def _run(client: Redis) -> str:
+    """Return the run id of a Redis; empty where it does not tell."""
+    try:
+        async with asyncio.timeout(_PATIENCE), client:
+            about: dict[str, Any] = await client.info("server")
+        return str(about.get("run_id", ""))
+    except (RedisError, OSError):
+        return ""
 
 
 def of(answers: Answers) -> dict[str, Settings]:

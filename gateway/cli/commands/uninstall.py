@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
@@ -16,9 +15,9 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
 from gateway.amqp.reply_channel import connected
+from gateway.cli import configuration
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
-from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import GatewayError, StoreError
 from gateway.history.gateways import SILENT, running
@@ -51,14 +50,12 @@ class Left(NamedTuple):
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
-    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+    configuration.options(parser, strategy=False)
     parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only listed")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asyncio.run(_run(configure(arguments), arguments.yes))
+    asyncio.run(_run(configuration.configure(arguments), arguments.yes))
     return 0
 
 
