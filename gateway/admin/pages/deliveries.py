@@ -125,10 +125,7 @@ class Again(View):
             "would": would,
         }
 
-    async def post(self) -> None:
-        await self.served(self._send())
-
-    async def _send(self) -> None:
+    async def act(self, *path: str) -> None:
         wanted = self.parameters(ReplaysWanted, {})
         one = wanted.limit == 1
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))

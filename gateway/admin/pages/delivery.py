@@ -132,11 +132,8 @@ class Edit(View):
         args, kwargs = entry.arguments()
         return {"entry": entry, "is_body": _request(args, kwargs) is not None, "text": text}
 
-    async def post(self, delivery_id: str) -> None:
-        await self.served(self._send(delivery_id))
-
-    async def _send(self, delivery_id: str) -> None:
-        entry, before = await self._find(delivery_id)
+    async def act(self, *path: str) -> None:
+        entry, before = await self._find(path[0])
         try:
             text = self._received.decode()
             call = edited(entry, text)
@@ -157,11 +154,8 @@ class Replay(View):
 
     allowed = "POST"
 
-    async def post(self, delivery_id: str) -> None:
-        await self.served(self._replay(delivery_id))
-
-    async def _replay(self, delivery_id: str) -> None:
-        wanted = self.parameters(ReplayWanted, {"id": delivery_id})
+    async def act(self, *path: str) -> None:
+        wanted = self.parameters(ReplayWanted, {"id": path[0]})
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
         begun = await replay_delivery(self.config, wanted)
         self.finish({"task_id": begun.task_id})

@@ -190,6 +190,13 @@ class View(Guarded):
 
     head = get
 
+    async def act(self, *path: str) -> None:
+        """Do what a POST asks for; raises as `content` does."""
+        raise HTTPError(405)
+
+    async def post(self, *path: str) -> None:
+        await self.served(self.act(*path))
+
     async def _show(self, path: tuple[str, ...]) -> None:
         found, self.marks = await asyncio.gather(self.content(*path), self.known.marks())
         if not self._finished:
@@ -292,10 +299,10 @@ class Session(View):
 
     allowed = "POST"
 
-    async def get(self, *path: str) -> None:
+    async def content(self, *path: str) -> dict[str, Any]:
         raise Refused(405, "method-not-allowed", "POST only")
 
-    def post(self) -> None:
+    async def act(self, *path: str) -> None:
         token = self.config.admin_token
         if token is not None:
             cookie = session(token, int(time()) + SESSION)

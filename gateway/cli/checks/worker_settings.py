@@ -146,28 +146,22 @@ def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str,
 def hint(config: Config, settings: Mapping[str, Settings]) -> str:
     """Return a text that names the workers with another result backend than the gateway."""
     own = place(config.results)
-    others = {
-        url: names
+    return "".join(
+        f"; {listed(names)}: {url}"
         for url, names in _grouped(settings, _backend).items()
         if not _URL(url) or place(url) != own
-    }
-    return "".join(f"; {listed(names)}: {url}" for url, names in others.items())
+    )
 
 
 def same_prefix(config: Config, theirs: str) -> str:
     """Return the remedy for different prefixes of the results' keys."""
     own = config.result_key_prefix
-    workers = (
-        "take global_keyprefix out of result_backend_transport_options in the workers' app"
-        if not own
-        else f"set result_backend_transport_options = {{'global_keyprefix': {own!r}}} in their app"
-    )
-    gateway = (
-        f"result_key_prefix = {theirs!r} for the gateway"
-        if theirs
-        else ("result_key_prefix = '' for the gateway")
-    )
-    return f"{workers} (the app server: GATEWAY_RESULT_KEY_PREFIX={own}), or set {gateway}"
+    workers = "take global_keyprefix out of result_backend_transport_options in the workers' app"
+    if own:
+        options = f"{{'global_keyprefix': {own!r}}}"
+        workers = f"set result_backend_transport_options = {options} in their app"
+    gateway = f"or set result_key_prefix = {theirs!r} for the gateway"
+    return f"{workers} (the app server: GATEWAY_RESULT_KEY_PREFIX={own}), {gateway}"
 
 
 def expires(settings: Settings) -> float | None:
@@ -184,11 +178,10 @@ def expires(settings: Settings) -> float | None:
 
 
 def _same_expiry(own: float, theirs: float) -> str:
-    workers = f"set result_expires = {own:g} in the workers' app (the app server: "
-    workers += f"GATEWAY_RESULT_EXPIRES={own:g}) and restart them"
-    if not 0 < theirs <= _LONGEST:
-        return workers
-    return f"{workers}, or result_expires = {theirs:g} for the gateway"
+    app_server = f"the app server: GATEWAY_RESULT_EXPIRES={own:g}"
+    workers = f"set result_expires = {own:g} in the workers' app ({app_server}) and restart them"
+    short = 0 < theirs <= _LONGEST
+    return f"{workers}{f', or result_expires = {theirs:g} for the gateway' if short else ''}"
 
 
 def _form(settings: Settings) -> str:

@@ -6,16 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.cli.checks.finding import (
-    Finding,
-    counted,
-    fail,
-    listed,
-    ok,
-    ranged,
-    skipped,
-    warn,
-)
+from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, ranged, skipped, warn
 from gateway.cli.checks.parameters import unfit
 from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
 from gateway.config.settings import Config
@@ -191,8 +182,8 @@ def _silent(queue: str, seen: Seen, answers: Answers) -> int:
 
 def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collection[str]) -> bool:
     """Tell whether nothing but queues without a worker keeps `task` from being run."""
-    holders = {name for name, worker in answers.workers.items() if task in (worker.tasks or ())}
-    lacking = any(answers.consuming(queue) - holders for queue in queues)
+    holders = _holders(task, answers)
+    lacking = any(answers.consuming(queue) - {*holders} for queue in queues)
     silent = any(queue in consumed and not answers.consuming(queue) for queue in queues)
     idle = any(queue not in consumed for queue in queues)
     return bool(holders) and idle and not lacking and not silent
@@ -200,15 +191,15 @@ def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collect
 
 def _elsewhere(task: str, queues: list[str], answers: Answers) -> Finding:
     """Return the finding about a task that workers of other queues have."""
-    tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
-    holders = sorted(name for name, its in tasks.items() if task in its)
+    holders = _holders(task, answers)
     consumed = sorted(set().union(*(answers.workers[name].queues or set() for name in holders)))
     if set(consumed) & set(queues) or not consumed:
         return skipped(f"task {task}", "not checked on queues that no worker consumes")
     return skipped(
         f"task {task}",
-        f"no worker consumes {listed(queues)}; {listed(holders)} {_have(holders)} the task, and "
-        f"{_consume(holders)} {listed(consumed)}",
+        f"no worker consumes {listed(queues)}; {listed(holders)} "
+        + ("has the task, and consumes " if len(holders) == 1 else "have the task, and consume ")
+        + listed(consumed),
         f'set queue = "{consumed[0]}" in the route, or have a worker consume {listed(queues)} (-Q)',
     )
 
@@ -223,8 +214,8 @@ def _parameters(task: str, answers: Answers) -> dict[str, str]:
 
 
 def _correction(task: str, answers: Answers) -> str:
-    known = set().union(*(worker.tasks or set() for worker in answers.workers.values()))
-    near = "" if task in known else similar(task, sorted(known))
+    known = _known(answers)
+    near = "" if task in known else similar(task, known)
     hint = f"did you mean {near}? Otherwise " if near else ""
     return (
         f"{hint}import its module in their app (include=[...]), or correct `task` or `queue` in "
@@ -234,11 +225,9 @@ def _correction(task: str, answers: Answers) -> str:
 
 def _lacking(task: str, queues: list[str], answers: Answers) -> str:
     """Return why not all workers of the `queues` can run `task`; empty: they can."""
-    tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
-    holders = sorted(name for name, its in tasks.items() if task in its)
+    holders = _holders(task, answers)
     if not holders:
-        others = sorted(set().union(*tasks.values()))
-        return f"no worker has it; they have {listed(others) or 'none'}"
+        return f"no worker has it; they have {listed(_known(answers)) or 'none'}"
     problems, lacking = [], dict[tuple[str, ...], list[str]]()
     for queue in queues:
         without = sorted(answers.consuming(queue) - set(holders))
@@ -247,17 +236,15 @@ def _lacking(task: str, queues: list[str], answers: Answers) -> str:
     if idle := [queue for queue in queues if not answers.consuming(queue)]:
         problems.append(f"no worker that answers consumes {ranged(idle)}")
     for names, some in lacking.items():
-        problems.append(f"{listed(names)} on {ranged(some)} {_lack(names)} it")
-    return f"{', '.join(problems)}; {listed(holders)} {_have(holders)} it" if problems else ""
+        lack = "lacks" if len(names) == 1 else "lack"
+        problems.append(f"{listed(names)} on {ranged(some)} {lack} it")
+    have = "has" if len(holders) == 1 else "have"
+    return f"{', '.join(problems)}; {listed(holders)} {have} it" if problems else ""
 
 
-def _lack(names: Collection[str]) -> str:
-    return "lacks" if len(names) == 1 else "lack"
+def _holders(task: str, answers: Answers) -> list[str]:
+    return sorted(name for name, each in answers.workers.items() if task in (each.tasks or ()))
 
 
-def _consume(names: list[str]) -> str:
-    return "consumes" if len(names) == 1 else "consume"
-
-
-def _have(names: list[str]) -> str:
-    return "has" if len(names) == 1 else "have"
+def _known(answers: Answers) -> list[str]:
+    return sorted(set().union(*(each.tasks or set() for each in answers.workers.values())))
