@@ -194,22 +194,14 @@ class TaskSettings(Model):
 
     def places(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each setting that has a pointer, and the pointer."""
-        for argument in self.args or ():
-            yield "args", argument.place
-        for argument in (self.kwargs or {}).values():
-            yield "kwargs", argument.place
-        for place in self.message_headers.values():
-            yield "message_headers", place
-        for place in pointers.pointers_in(self.routing_key):
-            yield "routing_key", place
-        for place in pointers.pointers_in(self.queue):
-            yield "queue", place
-        if isinstance(self.priority, str):
-            yield "priority", self.priority
-        if self.ordering_key is not None:
-            yield "ordering_key", self.ordering_key
-        if self.fair_by is not None:
-            yield "fair_by", self.fair_by
+        yield from (("args", each.place) for each in self.args or ())
+        yield from (("kwargs", each.place) for each in (self.kwargs or {}).values())
+        yield from (("message_headers", place) for place in self.message_headers.values())
+        for name in ("routing_key", "queue"):
+            yield from ((name, place) for place in pointers.pointers_in(getattr(self, name)))
+        for name in ("priority", "ordering_key", "fair_by"):
+            if isinstance(place := getattr(self, name), str):
+                yield name, place
 
     # Not a property: each request reads it.
     @cached_property

@@ -181,10 +181,15 @@ def differences(own: Line, lines: Iterable[Line]) -> list[Difference]:
     """
     return [
         Difference(line.name, kind, text)
-        for line in lines
-        if line.name != own.name and (line.prefix == own.prefix or line.routes == own.routes)
+        for line in _beside(own, lines)
         for kind, text in _between(own, line)
     ]
+
+
+def _beside(own: Line, lines: Iterable[Line]) -> list[Line]:
+    """Return the lines of other gateways of the same deployment."""
+    others = (line for line in lines if line.name != own.name)
+    return [line for line in others if line.prefix == own.prefix or line.routes == own.routes]
 
 
 def _between(own: Line, other: Line) -> Iterable[tuple[str, str]]:
@@ -201,17 +206,16 @@ def _between(own: Line, other: Line) -> Iterable[tuple[str, str]]:
         names = f"{own.prefix!r} here, there with {other.prefix!r}"
         yield "prefix", f"names in Redis begin with {names}: a try that comes to both runs twice"
     if other.broker != own.broker:
-        brokers = ", ".join(own.broker), ", ".join(other.broker)
-        yield "broker", "broker_url is {} here, there {}".format(*brokers)
+        here, there = ", ".join(own.broker), ", ".join(other.broker)
+        yield "broker", f"broker_url is {here} here, there {there}"
     if routes := _routes(own.routes, other.routes):
         yield "routes", routes
     if other.version != own.version:
         yield "version", f"version {own.version} here, there {other.version}"
-    common = [name for name in own.settings if name in other.settings]
     settings = [
-        f"{name} {json.dumps(own.settings[name])} here, there {json.dumps(other.settings[name])}"
-        for name in common
-        if own.settings[name] != other.settings[name]
+        f"{name} {json.dumps(its)} here, there {json.dumps(other.settings[name])}"
+        for name, its in own.settings.items()
+        if other.settings.get(name, its) != its
     ]
     if settings:
         yield "settings", "; ".join(settings)
@@ -259,13 +263,7 @@ class Gateways:
     @property
     def lines(self) -> list[Line]:
         """The gateways of this deployment, by name, with this one; the lost ones as well."""
-        others = [
-            line
-            for line in self._lines
-            if line.name != self._name
-            and (line.prefix == self.own.prefix or line.routes == self.own.routes)
-        ]
-        return sorted([self.own, *others], key=lambda line: line.name)
+        return sorted([self.own, *_beside(self.own, self._lines)], key=lambda line: line.name)
 
     @property
     def differences(self) -> list[Difference]:
