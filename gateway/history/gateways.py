@@ -306,24 +306,14 @@ class Gateways:
 
     def _line(self, ready: bool) -> Line:
         minute = total(self._history.read("10m")[-60:])
-        return self._about.model_copy(
-            update={
-                "address": self._address,
-                "started": self._started,
-                "ready": ready,
-                "ahead": self._ahead,
-                "rate": round(minute.rate, 2),
-                "failed": minute.failed,
-                "refused": minute.refused,
-                "p50": minute.quantile(0.5),
-                "p99": minute.quantile(0.99),
-                "waiting": round(minute.waiting, 2),
-                "received": [
-                    round(slot.rate, 2) if slot.seconds else None
-                    for slot in self._history.read("6h", group=60)
-                ][-_POINTS:],
-            }
-        )
+        slots = self._history.read("6h", group=60)
+        received = [round(slot.rate, 2) if slot.seconds else None for slot in slots]
+        return self._about.model_copy(update={
+            "address": self._address, "started": self._started, "ready": ready,
+            "ahead": self._ahead, "rate": round(minute.rate, 2), "failed": minute.failed,
+            "refused": minute.refused, "p50": minute.quantile(0.5), "p99": minute.quantile(0.99),
+            "waiting": round(minute.waiting, 2), "received": received[-_POINTS:],
+        })  # fmt: skip
 
     async def _leave(self) -> None:
         """Take the line away, if the state server answers: this gateway is not lost."""

@@ -59,47 +59,36 @@ def document() -> dict[str, Any]:
     }
 
 
+def _operation(
+    name: str, summary: str, parameters: list[dict[str, Any]], description: str, content: Any
+) -> dict[str, Any]:
+    schema = {"$ref": _REF.format(model=Problem.__name__)}
+    problem = {"application/problem+json": {"schema": schema}}
+    refused = {str(k): {"description": v, "content": problem} for k, v in _PROBLEMS.items()}
+    answers = {"200": {"description": description, "content": content}, **refused}
+    about = {"operationId": name, "summary": summary, "parameters": parameters}
+    return {**about, "responses": answers}
+
+
 def _described(operation: Operation) -> dict[str, Any]:
-    answer = {"$ref": _REF.format(model=operation.answer.__name__)}
-    return {
-        "operationId": operation.run.__name__,
-        "summary": operation.summary,
-        "parameters": _parameters(operation.parameters, operation.path),
-        "responses": {
-            "200": {
-                "description": (operation.answer.__doc__ or "").strip().partition("\n")[0],
-                "content": {"application/json": {"schema": answer}},
-            },
-            **_problems(),
-        },
-    }
+    answer, parameters = operation.answer, _parameters(operation.parameters, operation.path)
+    schema = {"$ref": _REF.format(model=answer.__name__)}
+    description = (answer.__doc__ or "").strip().partition("\n")[0]
+    content = {"application/json": {"schema": schema}}
+    return _operation(operation.run.__name__, operation.summary, parameters, description, content)
 
 
 def _parameters(model: type[BaseModel], path: str) -> list[dict[str, Any]]:
     schema = model.model_json_schema()
     found = []
     for name, own in schema["properties"].items():
-        described = {key: value for key, value in own.items() if key not in ("title",)}
-        text = described.pop("description", "")
-        within = f"{{{name}}}" in path
-        found.append(
-            {
-                "name": name,
-                "in": "path" if within else "query",
-                "required": within or name in schema.get("required", ()),
-                "description": text,
-                "schema": described,
-            }
-        )
+        text, within = own.pop("description", ""), f"{{{name}}}" in path
+        own.pop("title", None)
+        found.append({
+            "name": name, "in": "path" if within else "query", "description": text, "schema": own,
+            "required": within or name in schema.get("required", ()),
+        })  # fmt: skip
     return found
-
-
-def _problems() -> dict[str, Any]:
-    schema = {"$ref": _REF.format(model=Problem.__name__)}
-    content = {"application/problem+json": {"schema": schema}}
-    return {
-        str(status): {"description": text, "content": content} for status, text in _PROBLEMS.items()
-    }
 
 
 def _changes() -> dict[str, Any]:
@@ -107,12 +96,7 @@ def _changes() -> dict[str, Any]:
         "Server-sent events: `delivery` with a Delivery as JSON for each that is received or "
         "changes, and `missed` with a number where there were more than can be told."
     )
-    return {
-        "operationId": "watch_deliveries",
-        "summary": "Tell each delivery when it is received or changes.",
-        "parameters": _parameters(Selected, CHANGES),
-        "responses": {
-            "200": {"description": text, "content": {"text/event-stream": {"schema": {}}}},
-            **_problems(),
-        },
-    }
+    summary = "Tell each delivery when it is received or changes."
+    parameters = _parameters(Selected, CHANGES)
+    content: dict[str, Any] = {"text/event-stream": {"schema": {}}}
+    return _operation("watch_deliveries", summary, parameters, text, content)

@@ -239,7 +239,7 @@ class Replayed(BaseModel):
 
     @classmethod
     def of(cls, replay: Replay) -> Self:
-        return cls(delivery_id=replay.delivery_id, task_id=replay.task_id, problem=replay.problem)
+        return cls.model_validate(replay, from_attributes=True)
 
 
 class LeftOut(BaseModel):
@@ -339,23 +339,14 @@ class Seen(BaseModel):
 
     @classmethod
     def of(cls, gateways: Gateways) -> Self:
-        found = gateways.differences
-        return cls(
-            asked=gateways.own.name,
-            problem=gateways.problem,
-            gateways=[
-                GatewaySeen(
-                    **line.model_dump(),
-                    is_lost=line.lost,
-                    differences=[
-                        DifferenceSeen(kind=each.kind, text=each.text, wrong=each.wrong)
-                        for each in found
-                        if each.gateway == line.name
-                    ],
-                )
-                for line in gateways.lines
-            ],
-        )
+        found: dict[str, list[DifferenceSeen]] = {line.name: [] for line in gateways.lines}
+        for each in gateways.differences:
+            found[each.gateway].append(DifferenceSeen.model_validate(each, from_attributes=True))
+        seen = [
+            GatewaySeen(**line.model_dump(), is_lost=line.lost, differences=found[line.name])
+            for line in gateways.lines
+        ]
+        return cls(asked=gateways.own.name, problem=gateways.problem, gateways=seen)
 
 
 class FailureGroup(BaseModel):
