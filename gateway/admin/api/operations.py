@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from gateway.admin.api import schema
 from gateway.archive.reading import reading
 from gateway.audit import LOOK, MUTE, REPLAY, RESOLVE
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.history.gateways import Gateways
@@ -41,20 +42,31 @@ class Refused(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-async def list_deliveries(config: Config, wanted: schema.PageWanted) -> schema.Page:
-    """List deliveries, the newest first."""
-    found: list[schema.Delivery] = []
-    position = ""
+async def newest(
+    config: Config, chosen: Filter, before: str, least: int, most: int = 0, seconds: float = 0.0
+) -> tuple[list[Entry], str, Reader]:
+    """Return `least` of the newest deliveries, and up to `most` in so many `seconds`.
+
+    With them comes the position after which there may be more ("": there are none), and the reader.
+    """
+    found: list[Entry] = []
+    end = monotonic() + seconds
     async with (
         reading(config) as reader,
-        aclosing(reader.find(wanted.filter(), wanted.before, PATIENCE)) as entries,
+        aclosing(reader.find(chosen, before, PATIENCE)) as entries,
     ):
         async for entry in entries:
-            if len(found) == wanted.limit:
-                return schema.Page(deliveries=found, next=position, problems=reader.problems)
-            found.append(schema.Delivery.of(entry))
-            position = entry.position
-        return schema.Page(deliveries=found, next=reader.reached or None, problems=reader.problems)
+            if len(found) >= least and (len(found) >= most or monotonic() > end):
+                return found, found[-1].position, reader
+            found.append(entry)
+    return found, reader.reached, reader
+
+
+async def list_deliveries(config: Config, wanted: schema.PageWanted) -> schema.Page:
+    """List deliveries, the newest first."""
+    found, after, reader = await newest(config, wanted.filter(), wanted.before, wanted.limit)
+    deliveries = [schema.Delivery.of(entry) for entry in found]
+    return schema.Page(deliveries=deliveries, next=after or None, problems=reader.problems)
 
 
 async def get_delivery(config: Config, wanted: schema.One) -> schema.WholeDelivery:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
@@ -14,18 +13,16 @@ from urllib.parse import urlencode
 
 from pydantic import Field
 
-from gateway.admin.api.operations import PATIENCE, replay_deliveries
+from gateway.admin.api.operations import newest, replay_deliveries
 from gateway.admin.api.schema import PageWanted, ReplaysWanted
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import tone
-from gateway.archive.reading import reading
 from gateway.audit import REPLAY
-from gateway.clock import monotonic, time
+from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.journal import entry as states
 from gateway.journal.entry import Entry, order
 from gateway.journal.filter import PARTS, Filter
-from gateway.journal.reading import Reader
 
 #: How many of the newest are counted at most, and for how many seconds.
 _COUNTED, _BUDGET = 1_000, 0.05
@@ -83,7 +80,9 @@ class Deliveries(View):
         more = older = ""
         if not chosen.text:  # a text is searched for once only
             anyhow = replace(chosen, state=frozenset())
-            found, more, reader = await _newest(self.config, anyhow, "", wanted.limit + 1, _COUNTED)
+            found, more, reader = await newest(
+                self.config, anyhow, "", wanted.limit + 1, _COUNTED, _BUDGET
+            )
         last = order(wanted.before) if wanted.before else (inf,)
         rows = [each for each in found if order(each.position) < last and chosen.takes(each)]
         if len(rows) > wanted.limit:
@@ -91,7 +90,7 @@ class Deliveries(View):
         elif not (chosen.text or chosen.state or wanted.before):
             older = more
         elif chosen.text or more:  # there may be some that are not among those found
-            rows, older, reader = await _newest(self.config, chosen, wanted.before, wanted.limit)
+            rows, older, reader = await newest(self.config, chosen, wanted.before, wanted.limit)
         shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}
         # When those were received up to which it has looked, where there was no more time.
         shown["reached"] = older and older == reader.reached and order(older)[0] / 1e3
@@ -140,26 +139,6 @@ class Again(View):
             query = wanted.model_dump(exclude_defaults=True) | {"after": done.next}
             answer["more"] = f"again?{urlencode(query)}"
         self.finish(answer)
-
-
-async def _newest(
-    config: Config, chosen: Filter, before: str, least: int, most: int = 0
-) -> tuple[list[Entry], str, Reader]:
-    """Return `least` of the newest deliveries, and up to `most` in the time of `_BUDGET`.
-
-    With them comes the position after which there may be more ("": there are none), and the reader.
-    """
-    found: list[Entry] = []
-    end = monotonic() + _BUDGET
-    async with (
-        reading(config) as reader,
-        aclosing(reader.find(chosen, before, PATIENCE)) as entries,
-    ):
-        async for entry in entries:
-            if len(found) >= least and (len(found) >= most or monotonic() > end):
-                return found, found[-1].position, reader
-            found.append(entry)
-    return found, reader.reached, reader
 
 
 def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> dict[str, Any]:
