@@ -46,10 +46,7 @@ class About:
 
     @classmethod
     def of(
-        cls,
-        supervisor: Supervisor,
-        answers: health.Answers,
-        differences: Iterable[Difference] = (),
+        cls, supervisor: Supervisor, answers: health.Answers, differences: Iterable[Difference] = ()
     ) -> About:
         return cls(
             version=__version__,

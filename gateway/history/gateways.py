@@ -133,20 +133,14 @@ def about(config: Config, name: str) -> Line:
     for route in config.routes:
         routes.setdefault(route.path, hashlib.sha256()).update(route.model_dump_json().encode())
     parts = [{**(p := parse_url(url)), "port": p["port"] or 5672} for url in config.brokers]
-    settings = config.model_dump(mode="json", exclude=_OWN)
+    fields, settings = Config.model_fields, config.model_dump(mode="json", exclude=_OWN)
+    shown = {k: v for k, v in settings.items() if "SecretStr" not in str(fields[k].annotation)}
     return Line(
-        name=name,
-        version=__version__,
-        prefix=config.prefix,
+        name=name, version=__version__, prefix=config.prefix, settings=shown,
         broker=sorted(f"{p['hostname']}:{p['port']}/{p['virtual_host'] or '/'}" for p in parts),
         secret_key=_digest(config.secret_key) if config.secret_key else "",
         routes={path: digest.hexdigest()[:8] for path, digest in routes.items()},
-        settings={
-            name: value
-            for name, value in settings.items()
-            if "SecretStr" not in str(Config.model_fields[name].annotation)
-        },
-    )
+    )  # fmt: skip
 
 
 def read(reply: Iterable[Any]) -> tuple[float, list[Line]]:

@@ -187,10 +187,7 @@ class LateAnswers:
         return Found(kept, version + 1, now) if kept is record else None
 
     def _give(
-        self,
-        kept: asyncio.Future[Found | None],
-        give: Callable[[], bool | None],
-        *about: str,
+        self, kept: asyncio.Future[Found | None], give: Callable[[], bool | None], *about: str
     ) -> None:
         given = bool(give())
         if given:

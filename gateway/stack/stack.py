@@ -77,9 +77,7 @@ class Stack:
     rabbitmq_class: type[RabbitMQ] = RabbitMQ
 
     def __init__(
-        self,
-        on_line: Callable[[str, str], None] | None = None,
-        silent: Collection[str] = (),
+        self, on_line: Callable[[str, str], None] | None = None, silent: Collection[str] = ()
     ):
         self._on_line, self._silent = on_line, silent
         self._names: set[str] = set()

@@ -41,10 +41,7 @@ class Call(Guarded):
     """Runs one operation and answers with its model as JSON."""
 
     def initialize(  # type: ignore[override] # Tornado's way
-        self,
-        supervisor: Supervisor,
-        operations: dict[str, Operation],
-        subjects: dict[type, object],
+        self, supervisor: Supervisor, operations: dict[str, Operation], subjects: dict[type, object]
     ) -> None:
         super().initialize(supervisor)
         self._operations = operations

@@ -296,23 +296,17 @@ class Past(BaseModel):
         def each(value: Callable[[Slot], T]) -> list[T | None]:
             return [value(slot) if slot.seconds else None for slot in slots]
 
+        since = datetime.fromtimestamp(slots[0].time, UTC).isoformat()
+        by_status = (each(lambda slot, at=at: slot.counts[at]) for at in range(len(STATUSES)))  # type: ignore[misc]
         return cls(
-            range=wanted.range,
-            route=wanted.route,
-            routes=routes,
-            step=RANGES[wanted.range][0],
-            since=datetime.fromtimestamp(slots[0].time, UTC).isoformat(),
-            seconds=[round(slot.seconds, 1) for slot in slots],
+            range=wanted.range, route=wanted.route, routes=routes, step=RANGES[wanted.range][0],
+            since=since, seconds=[round(slot.seconds, 1) for slot in slots],
             received=each(lambda slot: slot.received),
-            statuses={
-                status: each(lambda slot, at=at: slot.counts[at])  # type: ignore[misc]
-                for at, status in enumerate(STATUSES)
-            },
+            statuses=dict(zip(STATUSES, by_status, strict=True)),
             failed_later=each(lambda slot: slot.counts[LATER]),
             waiting=each(lambda slot: round(slot.waiting, 3)),
-            p50=each(lambda slot: slot.quantile(0.5)),
-            p99=each(lambda slot: slot.quantile(0.99)),
-        )
+            p50=each(lambda slot: slot.quantile(0.5)), p99=each(lambda slot: slot.quantile(0.99)),
+        )  # fmt: skip
 
 
 class DifferenceSeen(BaseModel):

@@ -60,26 +60,20 @@ class Overview(View):
         chosen = self._chosen()
         first, last = slots[0].time, slots[-1].time
         begun = [each for each in self.known.starts if first < each[0]]
+        names = (each.name for each in gateways.lines if each.name != gateways.own.name)
         return {
-            "begun": begun,
-            "chosen": chosen,
-            "choices": [("", "This gateway"), *((each.name, each.name) for each in gateways.lines
-                        if each.name != gateways.own.name), (_ALL, "All gateways")],
-            "commands": first_commands(self.config),
-            "figures": summed(chosen) if chosen else self._figures(slots),
-            "gateways": gateways,
+            "begun": begun, "chosen": chosen, "commands": first_commands(self.config),
+            "choices": [("", "This gateway"), *((each, each) for each in names),
+                        (_ALL, "All gateways")],
+            "figures": summed(chosen) if chosen else self._figures(slots), "gateways": gateways,
             "nothing": not any(slot.received for slot in self.known.history.read("14d", group=288)),
-            "others": self.known.history.read("10m", "others")[-1],
-            "plots": _plots(slots),
-            "queues": most_waiting(look),
-            "rows": rows,
+            "others": self.known.history.read("10m", "others")[-1], "plots": _plots(slots),
+            "queues": most_waiting(look), "rows": rows, "share": share, "spark_of": self._spark,
             "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
             "over": marked([min((at - first) / (last - first), 1.0) for at, _ in begun]),
             "step": lasting(slots[1].time - slots[0].time, 1),
             "troubles": await self._troubles(answers, rows),
             "well": _well_since(self.known.history.read("6h")),
-            "share": share,
-            "spark_of": self._spark,
             "ready": health.ready(answers) and not self.supervisor.draining,
         }  # fmt: skip
 
@@ -140,18 +134,13 @@ class Overview(View):
         now = total(self.known.history.read("10m")[-60:])
         values: dict[str, Any] = {"rate": attrgetter("rate"), "share": share, "failed": not_done}
         return {
-            "rate": now.rate,
-            "rates": [slot.rate for slot in slots],
+            "rate": now.rate, "rates": [slot.rate for slot in slots], "share": share(now),
             # Only where the history has some days.
             "usual": {name: self.known.history.usual(value) for name, value in values.items()},
-            "share": share(now),
-            "fails": bool(now.failed),
-            "failed": not_done(now),
-            "waiting": now.waiting,
+            "fails": bool(now.failed), "failed": not_done(now), "waiting": now.waiting,
             "waits": [slot.waiting for slot in slots],
-            "p50": now.quantile(0.5),
-            "p99": now.quantile(0.99),
-        }
+            "p50": now.quantile(0.5), "p99": now.quantile(0.99),
+        }  # fmt: skip
 
     def _routes(self) -> list[dict[str, Any]]:
         """Return the routes, the worst first."""
@@ -208,15 +197,12 @@ def summed(lines: Sequence[Line]) -> dict[str, Any]:
         for name in ("p50", "p99")
     }
     return worst | {
-        "rate": rate,
-        "rates": [sum(filter(None, some)) for some in points] or [0.0],
-        "usual": dict.fromkeys(("rate", "share", "failed")),
+        "rate": rate, "rates": [sum(filter(None, some)) for some in points] or [0.0],
+        "usual": dict.fromkeys(("rate", "share", "failed")), "failed": float(bad),
         "share": max(1 - bad / (60 * rate), 0.0) if rate else None,
         "fails": any(each.failed for each in lines),
-        "failed": float(bad),
-        "waiting": sum(each.waiting for each in lines),
-        "waits": [],
-    }
+        "waiting": sum(each.waiting for each in lines), "waits": [],
+    }  # fmt: skip
 
 
 def most_waiting(look: Look | None) -> dict[str, Any]:
@@ -285,15 +271,11 @@ def _plots(slots: Sequence[Slot]) -> dict[str, Any]:
     ]
     first, last = slots[0].time, slots[-1].time
     return {
-        "rate": line(rates, most, filled=True),
-        "most": most,
-        "counts": counts,
+        "rate": line(rates, most, filled=True), "most": most, "counts": counts, "slow": slow,
         "highest": max([5.0, *map(sum, zip(*(values for _, values in counts), strict=True))]),
-        "p50": line(p50, slow),
-        "p99": line(p99, slow, kind="dashed"),
-        "slow": slow,
+        "p50": line(p50, slow), "p99": line(p99, slow, kind="dashed"),
         "axis": [first + (last - first) * part / 3 for part in range(4)],
-    }
+    }  # fmt: skip
 
 
 def line(values: Sequence[float | None], top: float, kind: str = "", filled: bool = False) -> str:

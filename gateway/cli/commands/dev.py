@@ -264,10 +264,7 @@ def _start_servers(stack: Stack, plan: Plan) -> tuple[str, str, list[Server]]:
     """Start the servers of a plan; return the URLs of broker and result store, and the servers."""
     servers: list[Server] = []
     broker, results = plan.broker, plan.results
-    for what, url, name in (
-        ("broker", broker, BROKER),
-        ("result store", results, RESULTS),
-    ):
+    for what, url, name in (("broker", broker, BROKER), ("result store", results, RESULTS)):
         if url not in ("", EMBEDDED, RABBITMQ):
             own = f"unset {name} to have a private one started"
             shown = result_store.without_password(url)
