@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
@@ -40,16 +40,14 @@ _COUNTDOWN = (
 _CLASSIC = "leave countdown out of the route, or use a virtual host whose default type is classic"
 
 
-@dataclass(slots=True, frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """The broker's counts for a queue: its consumers, and the messages that wait for them."""
 
     consumers: int
     messages: int
 
 
-@dataclass(slots=True, frozen=True)
-class Inspected:
+class Inspected(NamedTuple):
     """What the broker has told of a queue.
 
     ``refusal``: why it has not told of the queue, or why it refuses the route's declaration.
@@ -229,17 +227,21 @@ def fair_setting(task: TaskSettings) -> str:
     return ",".join(task.queues) if task.queues else f"{task.queue}:{task.fair_queues}"
 
 
+def worker_command(queues: Iterable[str], fair: str) -> str:
+    """Return how a worker of these queues is started; `fair` as from `fair_setting`."""
+    text = f"celery -A APP worker -n NAME@%h -Q {','.join(queues)} (APP: yours, or appserver)"
+    return f"{text}, with GATEWAY_FAIR_QUEUES={fair}" if fair else text
+
+
 def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = "") -> str:
     """Return the remedy for queues without a worker; `known` are queues that exist.
 
     `remove` says how to remove a queue that was created by a typing error.
     """
-    own = consumed_as(task) if task.fair_by else names
-    text = f"celery -A APP worker -n NAME@%h -Q {','.join(own)} (APP: yours, or appserver)"
-    if fair := fair_setting(task):
-        text += f", with GATEWAY_FAIR_QUEUES={fair}"
-        if not task.queues:
-            text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
+    own, fair = consumed_as(task) if task.fair_by else names, fair_setting(task)
+    text = worker_command(own, fair)
+    if fair and not task.queues:
+        text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
     others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
     near = similar(own[0], sorted(others))
     then = f"Then correct `queue` there{remove.format(names[0])}. Otherwise "

@@ -8,12 +8,11 @@ from typing import Any
 
 from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, ranged, skipped, warn
 from gateway.cli.checks.parameters import unfit
-from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
+from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped, worker_command
 from gateway.config.settings import Config
 from gateway.similar import similar
 from gateway.strategies.workers import Answers, Sufficient
 
-_START = "start one: celery -A APP worker -n NAME@%h -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
 _RESTART = "see their logs, and restart those that hang"
 #: The check of results that workers could neither reply nor store.
@@ -153,10 +152,9 @@ def _has_heartbeats(settings: Mapping[str, Any]) -> bool:
 
 
 def _start(config: Config) -> str:
-    names = {name for task in config.tasks for name in consumed_as(task)}
-    fair = {fair_setting(task) for task in config.tasks} - {""}
-    variable = f", with GATEWAY_FAIR_QUEUES={','.join(sorted(fair))}" if fair else ""
-    return _START.format(",".join(sorted(names))) + variable
+    names = sorted({name for task in config.tasks for name in consumed_as(task)})
+    fair = sorted({fair_setting(task) for task in config.tasks} - {""})
+    return f"start one: {worker_command(names, ','.join(fair))}"
 
 
 def _well(answers: Answers) -> Finding:
