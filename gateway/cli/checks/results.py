@@ -35,7 +35,7 @@ async def check(
     if not answers.workers:
         return []
     reads, settings = _reads(config), worker_settings.of(answers)
-    found = worker_settings.forms(config, settings) if reads else []
+    found = [*worker_settings.forms(config, settings)] if reads else []
     found += worker_settings.untold(answers)
     replies_expected = config.strategy_info.replies
     others = worker_settings.other_servers(config, settings)
@@ -119,7 +119,7 @@ def _judge_stored(
     readable = not tried.unreadable
     if readable and tried.misplaced:
         return [_misplaced(config, tried, settings)]
-    found = worker_settings.elsewhere(config, settings, same)
+    found = [*worker_settings.elsewhere(config, settings, same)]
     if any(finding.status == FAIL for finding in found):
         return found
     if missing and readable and not tried.busy:

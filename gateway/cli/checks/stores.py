@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -126,7 +126,7 @@ async def check_state(config: Config) -> list[Finding]:
                 found += await _others(config, name, store.run)
                 found += await _check_nodes(config, name, store)
             return found or [ok(name, f"{described(info)}, a cluster of {len(store.nodes)} nodes")]
-        found += [] if shared else judge(name, info)
+        found += () if shared else judge(name, info)
         await _write_state(config, client.execute_command)
         found += await _persistence(client, name, info)
         found += await _others(config, name, client.execute_command)
@@ -179,26 +179,23 @@ async def _hello(client: Any) -> Mapping[str, Any]:
     return {"redis_version": about.get("version"), "redis_mode": about.get("mode")}
 
 
-def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
-    """Return findings about problems of a Redis, from its INFO."""
-    found = []
+def judge(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield findings about problems of a Redis, from its INFO."""
     version = re.match(r"(\d+)\.(\d+)", str(info.get("redis_version")))
     if version and tuple(map(int, version.groups())) < OLDEST:
         problem = f"Redis {info['redis_version']} is too old"
-        found.append(fail(name, problem, "install {}.{} or newer".format(*OLDEST)))
+        yield fail(name, problem, "install {}.{} or newer".format(*OLDEST))
     most = info.get("maxmemory", 0)
     if most and (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
         problem = f"it evicts needed keys when its memory is full (maxmemory-policy {policy})"
-        remedy = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-        found.append(fail(name, problem, remedy))
+        yield fail(
+            name, problem, "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+        )
     if most and _used(info) / most > FULL:
         problem = f"it is nearly full: {_memory(info)}"
-        remedy = (
-            f"CONFIG SET maxmemory {2 * most}, and the same in redis.conf; or a shorter "
-            "result_expires or idempotency_window"
-        )
-        found.append(fail(name, problem, remedy))
-    return found
+        shorter = "or a shorter result_expires or idempotency_window"
+        remedy = f"CONFIG SET maxmemory {2 * most}, and the same in redis.conf; {shorter}"
+        yield fail(name, problem, remedy)
 
 
 def described(info: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kombu.utils.url import url_to_parts
@@ -85,54 +85,49 @@ def untold(answers: Answers) -> list[Finding]:
     return [warn(STORED, problem, _ASK)]
 
 
-def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:
-    """Return findings about workers that keep results for another time, or in another form."""
-    found = []
+def forms(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
+    """Yield findings about workers that keep results for another time, or in another form."""
     expected = config.result_expires
     for seconds, names in _grouped(settings, expires).items():
         if seconds is not None and abs(seconds - expected) >= 1:
             kept = f"for {seconds:g} s" if seconds else "for ever"
             problem = f"{listed(names)}: keep results {kept}; the gateway's are kept {expected:g} s"
             judged = fail if 0 < seconds < expected else warn  # kept longer, they only need memory
-            found.append(judged(STORED, problem, _same_expiry(expected, seconds)))
+            yield judged(STORED, problem, _same_expiry(expected, seconds))
     for form, names in _grouped(settings, _form).items():
         if form:
             problem = f"{listed(names)}: {form}; the gateway reads plain JSON"
             remedy = "set result_serializer = 'json' and no result_compression in their app"
-            found.append(fail(STORED, problem, remedy))
-    return found
+            yield fail(STORED, problem, remedy)
 
 
 def elsewhere(
     config: Config, settings: Mapping[str, Settings], same: Mapping[Server, bool | None]
-) -> list[Finding]:
-    """Return findings about workers whose results are not where the gateway reads.
+) -> Iterator[Finding]:
+    """Yield findings about workers whose results are not where the gateway reads.
 
     `same` tells of the servers with another address than the gateway's whether they are the same.
     """
-    found = []
     for url, names in _grouped(settings, _backend).items():
         if not _URL(url):
             problem = f"{listed(names)}: stores nothing in Redis, as result_backend is {url}"
-            found.append(fail(STORED, problem, "set result_backend redis://... in their app"))
+            yield fail(STORED, problem, "set result_backend redis://... in their app")
             continue
         server, database = place(url)
         own_server, own_database = place(config.results)
         if database != own_database:
             problem = f"{listed(names)}: in database {database}; the gateway reads {own_database}"
-            found.append(fail(STORED, problem, SAME))
+            yield fail(STORED, problem, SAME)
+        elif server != own_server and same.get(server) is False:
+            yield fail(STORED, f"{listed(names)}: in another Redis, {url}", SAME)
         elif server != own_server and not same.get(server):
-            if same.get(server) is False:
-                found.append(fail(STORED, f"{listed(names)}: in another Redis, {url}", SAME))
-            else:
-                problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
-                found.append(warn(STORED, problem, "check that both names are the same server"))
+            problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
+            yield warn(STORED, problem, "check that both names are the same server")
     for has_prefix, names in _grouped(settings, _has_prefix).items():
         if has_prefix != bool(config.result_key_prefix):
             has = "has a" if has_prefix else "has no"
             problem = f"{listed(names)}: {has} global_keyprefix, unlike the gateway"
-            found.append(fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else "")))
-    return found
+            yield fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else ""))
 
 
 def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str, Server]:

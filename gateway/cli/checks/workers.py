@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, ranged, skipped, warn
@@ -88,24 +88,22 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
 
 def judge_tasks(
     config: Config, answers: Answers, consumed: Collection[str] | None = None
-) -> list[Finding]:
-    """Return for each task whether all workers of its queues can run it.
+) -> Iterator[Finding]:
+    """Yield for each task whether all workers of its queues can run it.
 
     Other queues than those `consumed` have a finding already; None: that is not known.
     """
-    found = []
     for task, queues in sorted(config.queues_by_task.items()):
         if not answers.workers:
-            found.append(_not_checked(task))
+            yield _not_checked(task)
         elif consumed is not None and _only_idle(task, queues, answers, consumed):
-            found.append(_elsewhere(task, queues, answers))
+            yield _elsewhere(task, queues, answers)
         elif problem := _lacking(task, queues, answers):
-            found.append(fail(f"task {task}", problem, _correction(task, answers)))
-        elif some := unfit(task, config.routes, _parameters(task, answers)):
-            found += some
+            yield fail(f"task {task}", problem, _correction(task, answers))
         else:
-            found.append(ok(f"task {task}"))
-    return found
+            yield from unfit(task, config.routes, _parameters(task, answers)) or [
+                ok(f"task {task}")
+            ]
 
 
 def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
@@ -116,15 +114,14 @@ def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
     return [fail("workers", "none answers", start), *judge_tasks(config, answers)]
 
 
-def _losses(answers: Answers) -> list[Finding]:
-    """Return findings about results that were lost, and about workers that would not tell."""
-    found = []
+def _losses(answers: Answers) -> Iterator[Finding]:
+    """Yield findings about results that were lost, and about workers that would not tell."""
     for name, worker in sorted(answers.workers.items()):
         if worker.lost and worker.lost.number:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(worker.lost.last))
             many = counted(worker.lost.number, "result")
             problem = f"{name}: {many} since it was started, the last at {when} UTC"
-            found.append(warn(LOST, f"{problem}; their tasks have run", _WRITABLE))
+            yield warn(LOST, f"{problem}; their tasks have run", _WRITABLE)
     dropping = {
         name: worker.pool
         for name, worker in sorted(answers.workers.items())
@@ -133,8 +130,7 @@ def _losses(answers: Answers) -> list[Finding]:
     if dropping:
         pools = listed(sorted({_DROPPING[pool] for pool in dropping.values()}))
         problem = f"{listed(dropping)}: without appserver.setup, a worker of the pool {pools}"
-        found.append(warn(LOST, f"{problem} {_KEEPS}", _SET_UP))
-    return found
+        yield warn(LOST, f"{problem} {_KEEPS}", _SET_UP)
 
 
 def _waits(answers: Answers) -> list[Finding]:
