@@ -28,7 +28,7 @@ from gateway.config.problems import explain
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
 from gateway.config.task import TaskSettings
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.errors import PluginError
 from gateway.model import File, Model, Seconds, Text, matching
 from gateway.sources import of, options_class

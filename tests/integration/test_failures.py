@@ -28,7 +28,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.failures import counting, senders, telling
 from gateway.failures.counting import Failures
-from gateway.failures.senders import MOST, Message, Sender
+from gateway.failures.telling import MOST, Message, Sender
 from gateway.journal.entry import FAILED
 from gateway.journal.keys import Keys
 from gateway.journal.redis_store import RedisStore
