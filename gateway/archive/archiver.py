@@ -20,7 +20,7 @@ from gateway.backoff import Backoff
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.base import Change, JournalStore
+from gateway.journal.base import JournalStore
 from gateway.journal.stores import store_for
 
 log = logging.getLogger(__name__)
@@ -115,12 +115,9 @@ class Archiver:
             await asyncio.to_thread(writing.__exit__, type(exc), exc, exc.__traceback__)
             raise
         await asyncio.to_thread(writing.__exit__, None, None, None)
-        await self._tell(store, changes)
-        return Copied(len(changes), len(changes) >= MOST // 2)
-
-    async def _tell(self, store: JournalStore, changes: list[Change]) -> None:
         if changes:
             await store.archived(changes)
+        return Copied(len(changes), len(changes) >= MOST // 2)
 
     async def _prune(self) -> None:
         if monotonic() - self._pruned >= _PRUNE:

@@ -11,9 +11,8 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from tornado.httpclient import HTTPRequest
@@ -91,8 +90,7 @@ async def _forward(arguments: argparse.Namespace, wanted: dict[str, str], token:
     return 0
 
 
-@dataclass(frozen=True)
-class Original:
+class Original(NamedTuple):
     """The request of a delivery, as far as its task was told of it."""
 
     query_string: str

@@ -136,13 +136,13 @@ async def _queue(connection: TurnConnection, config: Config, name: str) -> Left 
             return Left(f"{what}; not declared by the gateway (`declare = false`)")
         if messages or consumers:
             return Left(f"{what}; stop its workers when it is empty, and then begin again")
-        return Left(what, partial(_delete_queue, connection, name))
+
+        async def remove() -> str:
+            finding = await queues.remove(connection, name)
+            return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
+
+        return Left(what, remove)
     return None
-
-
-async def _delete_queue(connection: TurnConnection, name: str) -> str:
-    finding = await queues.remove(connection, name)
-    return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
 
 
 async def _delete_exchange(connection: TurnConnection, name: str) -> str:
