@@ -33,7 +33,7 @@ from tornado.routing import Router
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.families import STARTED, About, expose, families
+from gateway.admin.families import STARTED, expose, families, of_parent
 from gateway.clock import time
 from gateway.history.gateways import Gateways
 from gateway.history.history import History
@@ -178,8 +178,8 @@ class Readiness(_Page):
 class Exposition(_Page):
     async def get(self) -> None:
         answers = await health.ask(self.supervisor.children, SCRAPE)
-        about = About.of(self.supervisor, answers, self.gateways.differences)
+        own = of_parent(self.supervisor, answers, self.gateways.differences)
         accept = self.request.headers.get("Accept", "")
-        data, content_type = expose(families(self.supervisor.totals(), about), accept)
+        data, content_type = expose(families(self.supervisor.totals(), own), accept)
         self.set_header("Content-Type", content_type)
         self.write(data)

@@ -28,37 +28,6 @@ from gateway.process.supervisor import Supervisor
 STARTED = time()
 
 
-@dataclass(frozen=True)
-class About:
-    """What the parent knows: whether a child is ready, how many there are, when it has begun.
-
-    ``started`` is in seconds since the epoch; ``restarts`` is how many children have ended
-    unexpectedly, and ``differing`` by which kinds how many other gateways differ.
-    """
-
-    version: str
-    strategy: str
-    ready: bool
-    processes: int
-    restarts: int
-    started: float
-    differing: Mapping[str, int]
-
-    @classmethod
-    def of(
-        cls, supervisor: Supervisor, answers: health.Answers, differences: Iterable[Difference] = ()
-    ) -> About:
-        return cls(
-            version=__version__,
-            strategy=supervisor.config.strategy,
-            ready=not supervisor.draining and health.ready(answers),
-            processes=len(answers),
-            restarts=supervisor.restarts,
-            started=STARTED,
-            differing=Counter(each.kind for each in differences),
-        )
-
-
 @dataclass(slots=True)
 class Buckets:
     """What a histogram has counted: by upper bound, in their order, and not cumulative."""
@@ -78,29 +47,40 @@ class Family:
     buckets: dict[Labels, Buckets] = field(default_factory=dict)
 
 
-def families(total: Totals, about: About) -> Iterator[Family]:
-    """Yield all metrics.
+Own = Mapping[str, Mapping[Labels, float]]
+
+
+def of_parent(
+    supervisor: Supervisor, answers: health.Answers, differences: Iterable[Difference]
+) -> Own:
+    """Return what the parent knows: each metric of `PARENT`, by its labels."""
+    differing = Counter(each.kind for each in differences)
+    return {
+        "gateway_build_info": {(__version__, supervisor.config.strategy, python_version()): 1},
+        "gateway_ready": {(): not supervisor.draining and health.ready(answers)},
+        "gateway_processes": {(): len(answers)},
+        "gateway_process_restarts_total": {(): supervisor.restarts},
+        "gateway_start_time_seconds": {(): STARTED},
+        "gateway_differing": {(kind,): differing[kind] for kind in KINDS},
+    }
+
+
+def families(total: Totals, own: Own) -> Iterator[Family]:
+    """Yield all metrics; `own` are those of the parent.
 
     The processes of two versions may have different labels and bounds: only the labels of this
     version count, and series that differ in others are added up.
     """
-    own: dict[str, dict[Labels, float]] = {
-        "gateway_build_info": {(about.version, about.strategy, python_version()): 1},
-        "gateway_ready": {(): about.ready},
-        "gateway_processes": {(): about.processes},
-        "gateway_process_restarts_total": {(): about.restarts},
-        "gateway_start_time_seconds": {(): about.started},
-        "gateway_differing": {(kind,): about.differing.get(kind, 0) for kind in KINDS},
-    }
     for name, metric in PARENT.items():
-        yield Family(name, metric, {labels: float(value) for labels, value in own[name].items()})
+        values = own.get(name, {}).items()
+        yield Family(name, metric, {labels: float(value) for labels, value in values})
     sums = _Sums(total)
     for name, metric in METRICS.items():
         if metric.type == HISTOGRAM:
             yield Family(name, metric, buckets=sums.buckets(name, metric.labels))
         else:
-            values = sums.of(name, metric.labels)
-            yield Family(name, metric, {k: v for k, v in values.items() if v or not _other(k)})
+            found = sums.of(name, metric.labels)
+            yield Family(name, metric, {k: v for k, v in found.items() if v or not _other(k)})
 
 
 class _Sums:
