@@ -31,7 +31,6 @@ MOST, MOST_BYTES = 500, 4 << 20
 QUIET = 1.0
 _PAUSE = 0.5  # seconds between two looks, where there was little
 _PRUNE = 60.0  # seconds between two looks for what is too old, or too much
-_BACKOFF = (0.5, 10.0)  # seconds between two attempts where a server does not answer
 
 
 class Copied(NamedTuple):
@@ -52,7 +51,7 @@ class Archiver:
 
     async def run(self) -> None:
         """Copy what changes, also after a server was away."""
-        backoff = Backoff(*_BACKOFF)
+        backoff = Backoff()
         while True:
             try:
                 await asyncio.to_thread(self._database.migrate)

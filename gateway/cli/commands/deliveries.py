@@ -31,7 +31,6 @@ from gateway.journal.stores import store_for
 from gateway.journal.tries import choose
 from gateway.outcome import SUCCESS
 
-_BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
 #: Where `journal` is 0.
 _NOTHING = "this configuration keeps none: set journal = 10000, say, and restart the gateway"
 
@@ -218,7 +217,7 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
 
 async def _watch(arguments: argparse.Namespace, config: Config) -> int:
     """Print what changes, also after Redis was away; what changed meanwhile is not printed."""
-    wanted, backoff, begun = _filter(arguments), Backoff(*_BACKOFF), False
+    wanted, backoff, begun = _filter(arguments), Backoff(), False
     while True:
         try:
             async with reading_journal(config) as reader, aclosing(reader.changes()) as changed:

@@ -27,7 +27,6 @@ from gateway.journal.filter import PARTS
 from gateway.sources.reading import read_query
 
 ADMIN = "http://127.0.0.1:9464"
-BACKOFF = (0.5, 10.0)  # seconds between attempts to follow: the first, the longest
 #: Said of a gateway that has not answered yet.
 _WHERE = "; --admin is the URL of the gateway's admin port"
 _KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
@@ -139,7 +138,7 @@ class Forwarder:
 
         What came while the gateway did not answer is sent later.
         """
-        backoff = Backoff(*BACKOFF)
+        backoff = Backoff()
         while True:
             try:
                 async with aclosing(self._api.changes(wanted)) as changes:
@@ -177,7 +176,7 @@ class Forwarder:
         delivery_id, received = delivery["id"], delivery["received_at"]
         if delivery_id in self._sent or received < self._begun or delivery["request"]:
             return
-        backoff, known = Backoff(*BACKOFF), False
+        backoff, known = Backoff(), False
         while not known:
             try:
                 await self.send(delivery_id)
