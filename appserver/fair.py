@@ -142,7 +142,7 @@ def _fair_queues(app: Any) -> dict[str, list[FairQueue]]:
 
 
 def fair_names(queue: str, number: int) -> list[str]:
-    """Return the names of the `number` fair queues of `queue`, as `gateway.config.fair_names` does.
+    """Return the names of the `number` fair queues of `queue`, as `gateway.config.task` does.
 
     With 0 it is `queue` alone, which is one of a route's `queues`.
     """

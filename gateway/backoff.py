@@ -12,7 +12,7 @@ class Backoff:
     processes which have lost the same server do not all reconnect at the same moment.
     """
 
-    def __init__(self, first: float, longest: float):
+    def __init__(self, first: float = 0.5, longest: float = 10.0):
         self._first, self._longest = first, longest
         self._seconds = first
 

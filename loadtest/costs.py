@@ -1,6 +1,6 @@
 """The costs that `gateway capacity` calculates with: CPU time and memory of each part, as measured.
 
-Their names are explained in `gateway.cli.sizing.costs`.
+Their names are explained in `gateway.cli.commands.capacity`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gateway.cli.sizing.costs import Cost
+from gateway.cli.commands.capacity import Cost
 from gateway.config.strategies import STRATEGIES
 from loadtest.summary import Row, Summary, summarize
 

@@ -28,7 +28,7 @@ from typing import Any
 from gateway.cli import main as gateway
 from loadtest.costs import costs
 from loadtest.machine import ROOT, measured_code
-from loadtest.report import Report, dump
+from loadtest.report import Report
 from loadtest.summary import Summary, summarize
 
 DOCUMENTS = [
@@ -36,7 +36,7 @@ DOCUMENTS = [
 ]
 REPORTS = ROOT / "docs" / "reports"
 PICTURE = ROOT / "docs" / "images" / "strategies.svg"
-COSTS = ROOT / "gateway" / "cli" / "sizing" / "costs.json"
+COSTS = ROOT / "gateway" / "cli" / "commands" / "costs.json"
 
 #: The reports that have the costs of `gateway capacity`: a later one's replace an earlier one's.
 COSTED = ("capacity", "slow", "strategies", "openloop", "waiting")
@@ -82,8 +82,9 @@ def costs_text() -> str:
     for name in COSTED:
         report = _report(name)
         for key, cost in costs(name, report["options"], report["rows"]).items():
-            found[key] = {"report": f"{name}.json", "points": cost.points}
-    return dump({"costs": dict(sorted(found.items()))})
+            found[key] = json.dumps({"report": f"{name}.json", "points": cost.points})
+    lines = ",\n".join(f'  "{key}": {found[key]}' for key in sorted(found))
+    return f'{{\n "costs": {{\n{lines}\n }}\n}}\n'
 
 
 def picture_text() -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from kombu import Connection as Broker
 
-from gateway.config.fair_names import fair_names
 from gateway.config.pointers import pair_chooser
+from gateway.config.task import fair_names
 from gateway.delivery import Delivery
 from gateway.stack import StackError
 from loadtest.bench import Bench

@@ -26,7 +26,7 @@ from gateway.config.notify import Notify
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES, properties
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.metric_table import METRICS, PARENT
 from gateway.model import Model
 from gateway.relay.delivery import STAGES, Stage

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import resource
 import socket
+from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
 from typing import Any
@@ -32,8 +33,7 @@ from tornado.routing import Router
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.exposition import expose
-from gateway.admin.families import STARTED, About, families
+from gateway.admin.families import STARTED, expose, families, of_parent
 from gateway.clock import time
 from gateway.history.gateways import Gateways
 from gateway.history.history import History
@@ -82,19 +82,16 @@ def admin_server(
     supervisor: Supervisor, history: History, gateways: Gateways, sockets: list[socket.socket]
 ) -> HTTPServer:
     """Serve the admin pages on `sockets`, which are bound and listening."""
-    to = {"supervisor": supervisor}
-    among = {**to, "gateways": gateways}
-    server = AdminServer(
-        _application(
-            [
-                ("/healthz", Health, to),
-                ("/readyz", Readiness, among),
-                ("/metrics", Exposition, among),
-                ("/api/.*", _Later("gateway.admin.api.handlers", supervisor, history, gateways)),
-                ("/.*", _Later("gateway.admin.pages.handlers", supervisor, history, gateways)),
-            ]
-        )
-    )
+    known = {"supervisor": supervisor, "gateways": gateways}
+    later = partial(_Later, supervisor, history, gateways)
+    routes = [
+        ("/healthz", Health, known),
+        ("/readyz", Readiness, known),
+        ("/metrics", Exposition, known),
+        ("/api/.*", later("gateway.admin.api.handlers")),
+        ("/.*", later("gateway.admin.pages.handlers")),
+    ]
+    server = AdminServer(_application(routes))
     server.add_sockets(sockets)
     return server
 
@@ -106,31 +103,26 @@ def _application(routes: list[Any]) -> Application:
 class _Later(Router):
     """Loads handlers with the first request to them: they are most of what the parent loads."""
 
-    def __init__(self, module: str, supervisor: Supervisor, *known: object):
-        self._module = module
-        self._supervisor = supervisor
-        self._known = known
+    def __init__(self, *given: object):
+        *self._known, self._module = given
         self._application: Application | None = None
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         if self._application is None:
-            routes = import_module(self._module).routes
-            self._application = _application(routes(self._supervisor, *self._known))
+            routes = import_module(str(self._module)).routes
+            self._application = _application(routes(*self._known))
         return self._application.find_handler(request, **kwargs)
 
 
-class _Local(RequestHandler):
-    """Refuses another web page of the same machine, whose name leads to this address."""
+class _Page(RequestHandler):
+    def initialize(self, supervisor: Supervisor, gateways: Gateways) -> None:
+        self.supervisor, self.gateways = supervisor, gateways
 
     def prepare(self) -> None:
+        """Refuse another web page of the same machine, whose name leads to this address."""
         local: str = self.request.connection.stream.socket.getsockname()[0]  # type: ignore[union-attr]
         if ip_address(local).is_loopback and not is_plain(self.request.host_name):
             raise HTTPError(403)
-
-
-class _Page(_Local):
-    def initialize(self, supervisor: Supervisor) -> None:
-        self.supervisor = supervisor
 
     async def head(self) -> None:
         if (answered := self.get()) is not None:
@@ -158,13 +150,7 @@ class Health(_Page):
         self.write({"healthy": alive, "children": answering})
 
 
-class _Among(_Page):
-    def initialize(self, supervisor: Supervisor, gateways: Gateways) -> None:  # type: ignore[override] # Tornado's way
-        super().initialize(supervisor)
-        self.gateways = gateways
-
-
-class Readiness(_Among):
+class Readiness(_Page):
     async def get(self) -> None:
         paths = list(dict.fromkeys(route.path for route in self.supervisor.config.routes))
         asked = self.get_query_argument("route", "")
@@ -175,32 +161,25 @@ class Readiness(_Among):
         answers = await health.ask(self.supervisor.children)
         ready = self.ready(answers, asked)
         self.set_status(200 if ready else 503)
-        self.write(
-            {
-                "ready": ready,
-                "routes": {
-                    path: self.ready(answers, path) for path in ([asked] if asked else paths)
-                },
-                "version": __version__,
-                "strategy": self.supervisor.config.strategy,
-                "uptime": int(time() - STARTED),
-                "warnings": [
-                    *health.warnings(answers),
-                    *(str(each) for each in self.gateways.differences if each.wrong),
-                ],
-                "children": [
-                    {"pid": child.pid, **(checks if checks is not None else {"loop": "no answer"})}
-                    for child, checks in answers
-                ],
-            }
-        )
+        differing = (str(each) for each in self.gateways.differences if each.wrong)
+        silent = {"loop": "no answer"}
+        self.write({
+            "ready": ready,
+            "routes": {each: self.ready(answers, each) for each in ([asked] if asked else paths)},
+            "version": __version__,
+            "strategy": self.supervisor.config.strategy,
+            "uptime": int(time() - STARTED),
+            "warnings": [*health.warnings(answers), *differing],
+            "children": [{"pid": child.pid, **(silent if checks is None else checks)}
+                         for child, checks in answers],
+        })  # fmt: skip
 
 
-class Exposition(_Among):
+class Exposition(_Page):
     async def get(self) -> None:
         answers = await health.ask(self.supervisor.children, SCRAPE)
-        about = About.of(self.supervisor, answers, self.gateways.differences)
+        own = of_parent(self.supervisor, answers, self.gateways.differences)
         accept = self.request.headers.get("Accept", "")
-        data, content_type = expose(families(self.supervisor.totals(), about), accept)
+        data, content_type = expose(families(self.supervisor.totals(), own), accept)
         self.set_header("Content-Type", content_type)
         self.write(data)

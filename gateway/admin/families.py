@@ -1,56 +1,31 @@
-"""The gateway's metrics: the sums of all processes, and what the parent knows, by their labels."""
+"""The gateway's metrics: the sums of all processes, and what the parent knows, by their labels.
+
+They are written in Prometheus' text format or in OpenMetrics, with Prometheus' library.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from platform import python_version
+from typing import Any
+
+from prometheus_client import core
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.clock import time
 from gateway.history.gateways import KINDS, Difference
-from gateway.metric_table import HISTOGRAM, METRICS, OTHER, PARENT, Metric
+from gateway.metric_table import COUNTER, HISTOGRAM, METRICS, OTHER, PARENT, Metric
 from gateway.process import health
 from gateway.process.counters import Exemplar, Labels, Series, Totals
 from gateway.process.supervisor import Supervisor
 
 #: When this process has begun, in seconds since the epoch.
 STARTED = time()
-
-
-@dataclass(frozen=True)
-class About:
-    """What the parent knows: whether a child is ready, how many there are, when it has begun.
-
-    ``started`` is in seconds since the epoch; ``restarts`` is how many children have ended
-    unexpectedly, and ``differing`` by which kinds how many other gateways differ.
-    """
-
-    version: str
-    strategy: str
-    ready: bool
-    processes: int
-    restarts: int
-    started: float
-    differing: Mapping[str, int]
-
-    @classmethod
-    def of(
-        cls,
-        supervisor: Supervisor,
-        answers: health.Answers,
-        differences: Iterable[Difference] = (),
-    ) -> About:
-        return cls(
-            version=__version__,
-            strategy=supervisor.config.strategy,
-            ready=not supervisor.draining and health.ready(answers),
-            processes=len(answers),
-            restarts=supervisor.restarts,
-            started=STARTED,
-            differing=Counter(each.kind for each in differences),
-        )
 
 
 @dataclass(slots=True)
@@ -72,29 +47,40 @@ class Family:
     buckets: dict[Labels, Buckets] = field(default_factory=dict)
 
 
-def families(total: Totals, about: About) -> Iterator[Family]:
-    """Yield all metrics.
+Own = Mapping[str, Mapping[Labels, float]]
+
+
+def of_parent(
+    supervisor: Supervisor, answers: health.Answers, differences: Iterable[Difference]
+) -> Own:
+    """Return what the parent knows: each metric of `PARENT`, by its labels."""
+    differing = Counter(each.kind for each in differences)
+    return {
+        "gateway_build_info": {(__version__, supervisor.config.strategy, python_version()): 1},
+        "gateway_ready": {(): not supervisor.draining and health.ready(answers)},
+        "gateway_processes": {(): len(answers)},
+        "gateway_process_restarts_total": {(): supervisor.restarts},
+        "gateway_start_time_seconds": {(): STARTED},
+        "gateway_differing": {(kind,): differing[kind] for kind in KINDS},
+    }
+
+
+def families(total: Totals, own: Own) -> Iterator[Family]:
+    """Yield all metrics; `own` are those of the parent.
 
     The processes of two versions may have different labels and bounds: only the labels of this
     version count, and series that differ in others are added up.
     """
-    own: dict[str, dict[Labels, float]] = {
-        "gateway_build_info": {(about.version, about.strategy, python_version()): 1},
-        "gateway_ready": {(): about.ready},
-        "gateway_processes": {(): about.processes},
-        "gateway_process_restarts_total": {(): about.restarts},
-        "gateway_start_time_seconds": {(): about.started},
-        "gateway_differing": {(kind,): about.differing.get(kind, 0) for kind in KINDS},
-    }
     for name, metric in PARENT.items():
-        yield Family(name, metric, {labels: float(value) for labels, value in own[name].items()})
+        values = own.get(name, {}).items()
+        yield Family(name, metric, {labels: float(value) for labels, value in values})
     sums = _Sums(total)
     for name, metric in METRICS.items():
         if metric.type == HISTOGRAM:
             yield Family(name, metric, buckets=sums.buckets(name, metric.labels))
         else:
-            values = sums.of(name, metric.labels)
-            yield Family(name, metric, {k: v for k, v in values.items() if v or not _other(k)})
+            found = sums.of(name, metric.labels)
+            yield Family(name, metric, {k: v for k, v in found.items() if v or not _other(k)})
 
 
 class _Sums:
@@ -142,3 +128,45 @@ def _values(series: Series, labels: tuple[str, ...]) -> Labels:
 def _other(labels: Labels) -> bool:
     """Do these labels stand for series that a process had no room for?"""
     return bool(labels) and all(label == OTHER for label in labels)
+
+
+def expose(families: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
+    """Write `families` in the format that `accept`, a header, asks for.
+
+    Returns it with its content type. Only OpenMetrics has exemplars.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(_Collector(families)), content_type
+
+
+class _Collector(Collector):
+    def __init__(self, families: Iterable[Family]):
+        self._families = families
+
+    def collect(self) -> Iterator[core.Metric]:
+        for family in self._families:
+            yield _histogram(family) if family.metric.type == HISTOGRAM else _plain(family)
+
+
+def _plain(family: Family) -> core.Metric:
+    metric = family.metric
+    kind = core.CounterMetricFamily if metric.type == COUNTER else core.GaugeMetricFamily
+    written = kind(family.name, metric.about, labels=metric.labels)
+    for labels, value in family.values.items():
+        written.add_metric(labels, value)
+    return written
+
+
+def _histogram(family: Family) -> core.Metric:
+    """Add up the buckets: Prometheus' are cumulative."""
+    metric = family.metric
+    written = core.HistogramMetricFamily(family.name, metric.about, labels=metric.labels)
+    for labels, buckets in family.buckets.items():
+        sums = zip(buckets.counts, accumulate(buckets.counts.values()), strict=True)
+        rows: list[Any] = [(*each, *_exemplar(buckets.exemplars.get(each[0]))) for each in sums]
+        written.add_metric(labels, rows, buckets.seconds)
+    return written
+
+
+def _exemplar(one: Exemplar | None) -> list[core.Exemplar]:
+    return [core.Exemplar({"trace_id": one.trace}, one.seconds, one.time)] if one else []

@@ -21,7 +21,7 @@ from pika.channel import Channel
 
 from gateway.amqp.connection import TurnConnection
 from gateway.config.task import TaskSettings
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)

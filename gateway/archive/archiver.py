@@ -30,7 +30,6 @@ MOST, MOST_BYTES = 500, 4 << 20
 QUIET = 1.0
 _PAUSE = 0.5  # seconds between two looks, where there was little
 _PRUNE = 60.0  # seconds between two looks for what is too old, or too much
-_BACKOFF = (0.5, 10.0)  # seconds between two attempts where a server does not answer
 
 
 class Copied(NamedTuple):
@@ -51,7 +50,7 @@ class Archiver:
 
     async def run(self) -> None:
         """Copy what changes, also after a server was away."""
-        backoff = Backoff(*_BACKOFF)
+        backoff = Backoff()
         while True:
             try:
                 await asyncio.to_thread(self._database.migrate)
@@ -114,12 +113,9 @@ class Archiver:
             await asyncio.to_thread(writing.__exit__, type(exc), exc, exc.__traceback__)
             raise
         await asyncio.to_thread(writing.__exit__, None, None, None)
-        await self._tell(store, changes)
-        return Copied(len(changes), len(changes) >= MOST // 2)
-
-    async def _tell(self, store: JournalStore, changes: list[Change]) -> None:
         if changes:
             await store.archived(changes)
+        return Copied(len(changes), len(changes) >= MOST // 2)
 
     async def _prune(self) -> None:
         if monotonic() - self._pruned >= _PRUNE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -38,7 +38,7 @@ _PLACES = 1_000  # deliveries that are found by one query
 _NEWEST, _FEW, _BUDGET = 10_000, 500, 0.2
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
-_CALLS = 20  # deliveries that are read at once with their calls
+_READ, _CALLS = 200, 20  # deliveries that are read at once; with their calls
 _REMOVED = 5_000  # deliveries that are removed at once, where there are no partitions
 
 
@@ -125,6 +125,28 @@ class Database:
         )
         return sa.table(name, sa.column("id"))
 
+    def get(self, delivery_id: str) -> Entry | None:
+        """Return the delivery with this id; None: there is none."""
+        with self.reading() as connection:
+            wanted = sa.select(DELIVERIES).where(DELIVERIES.c.id == delivery_id)
+            found = connection.execute(wanted).first()
+        return None if found is None else entry(found, call=True)
+
+    def pages(self, wanted: Filter, before: str) -> Generator[list[Entry], None, None]:
+        """Yield those that `wanted` takes, the newest first, with their calls if it has a text."""
+        columns, calls = DELIVERIES.c, bool(wanted.text)
+        some = [each for each in columns if calls or each.name != "call"]
+        number = _CALLS if calls else _READ
+        with self.reading() as connection:
+            for places in self.places(connection, wanted, before):
+                for i in range(0, len(places), number):
+                    part = places[i : i + number]
+                    near = columns.ms.between(part[-1].ms, part[0].ms)
+                    query = sa.select(*some).where(near, columns.id.in_([each.id for each in part]))
+                    query = query.order_by(columns.ms.desc(), columns.seq.desc())
+                    entries = [entry(each, calls) for each in connection.execute(query)]
+                    yield [each for each in entries if wanted.takes(each)]
+
     def places(
         self, connection: Connection, wanted: Filter, before: str
     ) -> Iterator[Sequence[sa.Row[Any]]]:
@@ -193,11 +215,7 @@ class Database:
         return sa.or_(*_has_id(text), *(self.has_text(form, indexed) for form in sorted(forms)))
 
     def erase(
-        self,
-        text: str,
-        is_about: Callable[[Entry], bool],
-        ids: Sequence[str],
-        dry_run: bool,
+        self, text: str, is_about: Callable[[Entry], bool], ids: Sequence[str], dry_run: bool
     ) -> int:
         """Remove the deliveries with these `ids`, and those of which `is_about` is true.
 

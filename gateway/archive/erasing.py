@@ -57,7 +57,8 @@ class Text:
 
     def __init__(self, text: str):
         #: As it is, and as a body in JSON may have it.
-        self.forms = sorted({text, *_escaped(text)})
+        escaped = (json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False))
+        self.forms = sorted({text, *escaped})
         self._folded = {folded(form) for form in self.forms}
         self._words = folded(_words(text))
         self._filters = [Filter(text=form) for form in self.forms]
@@ -85,10 +86,6 @@ def _words(text: str) -> str:
     """Return a text with placeholders, as groups have it; empty where it has nothing else."""
     shown = general(text)
     return shown if re.sub(r"\{\w+\}|\W", "", shown) else ""
-
-
-def _escaped(text: str) -> set[str]:
-    return {json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)}
 
 
 async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:

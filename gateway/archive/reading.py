@@ -8,19 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Generator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
 from operator import itemgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -35,63 +25,9 @@ from gateway.journal.store import JournalStore
 if TYPE_CHECKING:
     from gateway.archive.database import Database
 
-_PAGE, _CALLS = 200, 20  # deliveries a query; where their calls are read as well
 #: How many deliveries may wait for the archive, where they alone are read from the journal.
 _WAITING = 2_000
 _AT_ONCE = 10  # of them that are held with their calls
-
-
-class Archive:
-    """Reads the archive; raises `GatewayError` where its database does not answer."""
-
-    def __init__(self, database: Database):
-        self._database = database
-
-    async def get(self, delivery_id: str) -> Entry | None:
-        """Return the delivery with this id; None: there is none."""
-        return await asyncio.to_thread(self._get, delivery_id)
-
-    def _get(self, delivery_id: str) -> Entry | None:
-        import sqlalchemy as sa
-
-        from gateway.archive import tables
-
-        with self._database.reading() as connection:
-            wanted = sa.select(tables.DELIVERIES).where(tables.DELIVERIES.c.id == delivery_id)
-            found = connection.execute(wanted).first()
-        return None if found is None else tables.entry(found, call=True)
-
-    async def pages(self, wanted: Filter, before: str) -> AsyncGenerator[list[Entry], None]:
-        """Yield those that `wanted` takes, the newest first, with their calls if it has a text."""
-        pages, one_at_a_time = self._pages(wanted, before), Lock()
-
-        def run(step: Callable[..., Any], *given: Any) -> Any:
-            with one_at_a_time:  # a thread goes on where its caller does not
-                return step(*given)
-
-        try:
-            while (page := await asyncio.to_thread(run, next, pages, None)) is not None:
-                yield page
-        finally:
-            await asyncio.to_thread(run, pages.close)
-
-    def _pages(self, wanted: Filter, before: str) -> Generator[list[Entry], None, None]:
-        import sqlalchemy as sa
-
-        from gateway.archive import tables
-
-        columns, calls = tables.DELIVERIES.c, bool(wanted.text)
-        some = [each for each in columns if calls or each.name != "call"]
-        number = _CALLS if calls else _PAGE
-        with self._database.reading() as connection:
-            for places in self._database.places(connection, wanted, before):
-                for i in range(0, len(places), number):
-                    part = places[i : i + number]
-                    near = columns.ms.between(part[-1].ms, part[0].ms)
-                    query = sa.select(*some).where(near, columns.id.in_([each.id for each in part]))
-                    query = query.order_by(columns.ms.desc(), columns.seq.desc())
-                    entries = [tables.entry(each, calls) for each in connection.execute(query)]
-                    yield [each for each in entries if wanted.takes(each)]
 
 
 class Both(Reader):
@@ -100,12 +36,12 @@ class Both(Reader):
     Where one of them does not answer, the other one is read, and `problems` has why.
     """
 
-    def __init__(self, store: JournalStore | None, archive: Archive):
+    def __init__(self, store: JournalStore | None, database: Database):
         self._journal = None if store is None else Reader(store)
         self.problems, self.reached = [], ""
         if store is not None:
             super().__init__(store)
-        self._archive = archive
+        self._database = database
 
     async def get(self, delivery_id: str) -> Entry | None:
         found = None
@@ -115,7 +51,7 @@ class Both(Reader):
             except GatewayError as exc:
                 self._note(exc)
         try:
-            return found or await self._archive.get(delivery_id)
+            return found or await asyncio.to_thread(self._database.get, delivery_id)
         except GatewayError as exc:
             self._note(exc)
             return None
@@ -137,7 +73,7 @@ class Both(Reader):
         try:
             first = await anext(archived, None)
             if waiting is not None:  # the archive has all others
-                parts = [_chosen(waiting.values(), wanted, before)]
+                parts = [_chosen(waiting, wanted, before)]
         except GatewayError as exc:
             self._note(exc)
         async with AsyncExitStack() as stack:
@@ -190,22 +126,20 @@ class Both(Reader):
         self, wanted: Filter, before: str, waiting: Mapping[str, Entry | None] | None
     ) -> AsyncGenerator[Entry, None]:
         """Yield those of the archive that the journal does not tell."""
-        async with aclosing(self._archive.pages(wanted, before)) as pages:
+        async with aclosing(_threaded(self._database.pages(wanted, before))) as pages:
             async for page in pages:
                 ids = [entry.id for entry in page]
-                known = await self._known(ids) if waiting is None else waiting
+                known = await self._known(ids) if waiting is None else waiting.keys()
                 for entry in page:
                     if entry.id not in known:
                         yield entry
 
-    async def _known(self, ids: Sequence[str]) -> Collection[str]:
-        if not ids:
-            return ()
+    async def _known(self, ids: Sequence[str]) -> set[str]:
         try:
-            return await self._store.there(ids)
+            return await self._store.there(ids) if ids else set()
         except GatewayError as exc:
             self._note(exc)
-            return ()
+            return set()
 
 
 @asynccontextmanager
@@ -220,21 +154,32 @@ async def reading(config: Config) -> AsyncIterator[Reader]:
             return
         from gateway.archive.database import Database
 
-        yield Both(store, Archive(Database(config)))
+        yield Both(store, Database(config))
+
+
+async def _threaded(pages: Generator[list[Entry], None, None]) -> AsyncGenerator[list[Entry], None]:
+    """Yield pages that are read in threads."""
+    one_at_a_time = Lock()
+
+    def run(step: Callable[..., Any], *given: Any) -> Any:
+        with one_at_a_time:  # a thread goes on where its caller does not
+            return step(*given)
+
+    try:
+        while (page := await asyncio.to_thread(run, next, pages, None)) is not None:
+            yield page
+    finally:
+        await asyncio.to_thread(run, pages.close)
 
 
 async def _chosen(
-    entries: Iterable[Entry | None], wanted: Filter, before: str
+    entries: Mapping[str, Entry | None], wanted: Filter, before: str
 ) -> AsyncGenerator[Entry, None]:
     """Yield those that are within the times of `wanted` and older than `before`, newest first."""
-    since = _ms(wanted.since) if wanted.since else 0
-    last = (_ms(wanted.until), math.inf) if wanted.until else (math.inf,)
-    found = [(order(each.position), each) for each in entries if each is not None]
+    since, until = (each and int(each.timestamp() * 1000) for each in (wanted.since, wanted.until))
+    last = (math.inf,) if until is None else (until, math.inf)
+    found = [(order(each.position), each) for each in entries.values() if each is not None]
     for place, each in sorted(found, key=itemgetter(0), reverse=True):
         older = place < order(before) if before else place <= last
-        if older and place[0] >= since:
+        if older and place[0] >= (since or 0):
             yield each
-
-
-def _ms(when: datetime) -> int:
-    return max(int(when.timestamp() * 1000), 0)

@@ -51,12 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         extra = "dev" if argv[:1] == ["dev"] else "serve"
         print(f"gateway: no {missing}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'", file=sys.stderr)
         return 2
-    except ConfigError as exc:
-        for problem in exc.problems:
-            print(f"gateway: {problem}", file=sys.stderr)
-        return 1
     except GatewayError as exc:
-        print(f"gateway: {exc}", file=sys.stderr)
+        for problem in exc.problems if isinstance(exc, ConfigError) else [exc]:
+            print(f"gateway: {problem}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,10 +1,11 @@
-"""The configuration that a command uses, and whether the packages that it needs are installed."""
+"""The configuration that a command uses, its options, and whether its packages are installed."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import os
+from pathlib import Path
 
 from gateway.config.loading import load
 from gateway.config.settings import Config
@@ -14,6 +15,15 @@ from gateway.errors import ConfigError
 _SERVING = ("hiredis", "pika", "prometheus_client", "tornado")
 
 
+def options(parser: argparse.ArgumentParser, strategy: bool = True) -> None:
+    """Add the options with which `configure` is called."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    if strategy:
+        parser.add_argument("--strategy", help="as for serve")
+    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
+    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+
+
 def configure(arguments: argparse.Namespace) -> Config:
     """Load the configuration, and check that its packages are installed.
 
@@ -21,31 +31,31 @@ def configure(arguments: argparse.Namespace) -> Config:
     missing.
     """
     for name in _SERVING:
-        if importlib.util.find_spec(name) is None:
+        if not _is_installed(name):
             raise ModuleNotFoundError(f"no module {name}", name=name)
     flags = {k: v for k, v in vars(arguments).items() if k in Config.model_fields}
     config = load(flags, os.environ, arguments.config)
-    problems = []
     # No strategy is imported: the parent needs none, and gevent must not come into it unpatched.
-    extra = config.strategy_info.patches.partition(".")[0]
-    if extra and importlib.util.find_spec(extra) is None:
-        problems.append(f"strategy: no {extra}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'")
-    if config.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        problems.append("loop: no uvloop: pip install 'CHECKOUT-OR-WHEEL[fast]'")
-    if config.trace_sample is not None and not _exporter_is_installed():
-        problems.append("trace_sample: no opentelemetry: pip install 'CHECKOUT-OR-WHEEL[otel]'")
-    postgresql = config.archive.startswith("postgresql")
-    for needed in ("alembic", *(["psycopg"] if postgresql else [])) if config.archive else ():
-        if importlib.util.find_spec(needed) is None:
-            extra = "CHECKOUT-OR-WHEEL[archive]"
-            problems.append(f"archive_url: no {needed}: pip install '{extra}'")
+    library = config.strategy_info.patches.partition(".")[0]
+    exporter = "opentelemetry.exporter.otlp.proto.http"
+    problems = [
+        f"{setting}: no {module.partition('.')[0]}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'"
+        for setting, needed, module, extra in (
+            ("strategy", library, library, library),
+            ("loop", config.loop == "uvloop", "uvloop", "fast"),
+            ("trace_sample", config.trace_sample is not None, exporter, "otel"),
+            ("archive_url", config.archive, "alembic", "archive"),
+            ("archive_url", config.archive.startswith("postgresql"), "psycopg", "archive"),
+        )
+        if needed and not _is_installed(module)
+    ]
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def _exporter_is_installed() -> bool:
+def _is_installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of one of its parents
         return False

@@ -13,6 +13,12 @@ from gateway.outcome import Outcome
 
 _LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {}"
 _ERROR = 80  # characters of an error that are shown
+#: What is known of a delivery beside what its message has.
+_KNOWN = (
+    "state", "task", "task_id", "queue", "status", "seconds", "published", "error", "attempts",
+    "ended_at", "replays", "replaying", "identity", "request", "redacted", "begun_at", "late_at",
+    "runs",
+)  # fmt: skip
 _GROUP = "{:<20} {:<16} {:<8} {:>9}  {}"
 GROUPS = _GROUP.format("last", "group", "state", "count", "route, task, error")
 HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route, event, error")
@@ -46,27 +52,9 @@ def group_line(group: Group, as_object: bool = False) -> str:
 
 def about(entry: Entry) -> dict[str, Any]:
     """Return what is known of a delivery beside its call; ``status`` None: it has no answer."""
-    return {
-        **entry.delivery,
-        "state": entry.state,
-        "task": entry.task,
-        "task_id": entry.task_id,
-        "queue": entry.queue,
-        "status": entry.status or None,
-        "seconds": entry.seconds,
-        "published": entry.published,
-        "error": entry.error,
-        "attempts": entry.attempts or None,
-        "ended_at": entry.ended_at,
-        "replays": entry.replays,
-        "replaying": entry.replaying,
-        "identity": entry.identity,
-        "request": entry.request or None,
-        "redacted": entry.redacted,
-        "begun_at": entry.begun_at,
-        "late_at": entry.late_at,
-        "runs": entry.runs,
-    }
+    known = {name: getattr(entry, name) for name in _KNOWN}
+    empty = {name: known[name] or None for name in ("status", "attempts", "request")}
+    return entry.delivery | known | empty
 
 
 def outcome_text(outcome: Outcome) -> str:

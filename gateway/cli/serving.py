@@ -97,9 +97,8 @@ async def _supervise(
     if manager.address:
         reports = background.start(report(supervisor, manager), "reports to the service manager")
     await supervisor.run()
-    await background.stop(reports)
-    await background.stop(telling)
-    await background.stop(counting)
+    for task in (reports, telling, counting):
+        await background.stop(task)
     history.saving(supervisor.config.history)()
     server.stop()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address
+from itertools import chain
 from urllib.parse import urlsplit
 
 from gateway.config.dynamic import RENEWED
@@ -25,63 +26,50 @@ _ANY = {"", "0.0.0.0", "::"}
 
 def problems(config: Config) -> list[str]:
     """Return the problems of `config` as a whole; each says where it is and what would be valid."""
-    ports = [*_of_ports(config), *_of_admin(config)]
-    found = [*_of_servers(config), *ports, *_of_limits(config), *_of_routes(config)]
-    return list(dict.fromkeys(found))
+    found = _of_servers(config), _of_ports(config), _of_limits(config), _of_routes(config)
+    return list(dict.fromkeys(chain(*found)))
 
 
-def _of_servers(config: Config) -> list[str]:
-    problems = []
+def _of_servers(config: Config) -> Iterator[str]:
     if not config.results and config.strategy_info.stored:
         without = ", ".join(name for name in STRATEGIES if not properties(name).stored)
-        problems.append(
-            f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
-        )
+        yield f"result_backend: the strategy {config.strategy} needs one; without it use {without}"
     if config.journal and not config.state:
-        problems.append("journal: the journal is kept in Redis; set result_backend or state_url")
+        yield "journal: the journal is kept in Redis; set result_backend or state_url"
     if config.notify and not config.journal:
-        problems.append("notify: failures are counted with a journal; set journal = 10000, say")
+        yield "notify: failures are counted with a journal; set journal = 10000, say"
     if config.archive and not config.journal:
-        problems.append("archive_url: it is filled from the journal; set journal = 10000, say")
+        yield "archive_url: it is filled from the journal; set journal = 10000, say"
     if config.journal_refused and not config.most_refused:
-        problems.append(
+        yield (
             "journal_refused: refused requests may fill a tenth of the journal, which has no room "
             f"for one; set journal to 10 or more, and journal_bytes to {10 * REFUSED_BYTES} or more"
         )
     if not config.amqp:
         if config.strategy_info.amqp_only:
             others = ", ".join(name for name in STRATEGIES if not properties(name).amqp_only)
-            problems.append(
-                f"strategy: {config.strategy} needs an AMQP broker; "
-                f"with a Redis broker only {others} work"
-            )
+            only = f"with a Redis broker only {others} work"
+            yield f"strategy: {config.strategy} needs an AMQP broker; {only}"
         if len(config.brokers) > 1:
-            problems.append("broker_url: a list is possible with AMQP only; give one URL")
+            yield "broker_url: a list is possible with AMQP only; give one URL"
     if len({urlsplit(broker).scheme for broker in config.brokers}) > 1:
-        problems.append("broker_url: use amqps:// for all brokers of the list or for none")
+        yield "broker_url: use amqps:// for all brokers of the list or for none"
     if config.strategy_info.patches and config.loop == "uvloop":
-        problems.append(f"loop: {config.strategy} runs on asyncio's own loop; use auto or asyncio")
-    return problems
+        yield f"loop: {config.strategy} runs on asyncio's own loop; use auto or asyncio"
 
 
-def _of_ports(config: Config) -> list[str]:
-    if config.uds or not config.port or config.port != config.admin_port:
-        return []
-    hosts = {config.host, config.admin_host}
-    if len(hosts) > 1 and not hosts & _ANY:
-        return []
-    return [f"admin_port: {config.port} is the port for webhooks; choose another, or 0 for none"]
-
-
-def _of_admin(config: Config) -> list[str]:
-    """Refuse to show deliveries to everybody who reaches the admin port."""
-    local = config.admin_host == "localhost" or _is_loopback(config.admin_host)
-    if not config.journal or not config.admin_port or config.admin_token or local:
-        return []
-    return [
-        f"admin_token: everybody who reaches {config.admin_host or 'the machine'} could read and "
-        "replay the journal's deliveries; set it to 16 characters or more, or use 127.0.0.1"
-    ]
+def _of_ports(config: Config) -> Iterator[str]:
+    """Also refuse to show deliveries to everybody who reaches the admin port."""
+    admin, hosts = config.admin_host, {config.host, config.admin_host}
+    apart = config.uds or (len(hosts) > 1 and not hosts & _ANY)
+    if config.port and config.port == config.admin_port and not apart:
+        yield f"admin_port: {config.port} is the port for webhooks; choose another, or 0 for none"
+    local = admin == "localhost" or _is_loopback(admin)
+    if config.journal and config.admin_port and not (config.admin_token or local):
+        yield (
+            f"admin_token: everybody who reaches {admin or 'the machine'} could read and replay "
+            "the journal's deliveries; set it to 16 characters or more, or use 127.0.0.1"
+        )
 
 
 def _is_loopback(host: str) -> bool:
@@ -91,14 +79,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _of_limits(config: Config) -> list[str]:
+def _of_limits(config: Config) -> Iterator[str]:
     least = 2 * (config.max_body + config.max_header)
-    if config.max_in_flight_bytes >= least:
-        return []
-    return [
-        "max_in_flight_bytes: has to be at least twice the sum of max_body and max_header, for the "
-        f"largest request and its message: {least} or more"
-    ]
+    if config.max_in_flight_bytes < least:
+        yield (
+            "max_in_flight_bytes: has to be at least twice the sum of max_body and max_header, for "
+            f"the largest request and its message: {least} or more"
+        )
 
 
 def _of_routes(config: Config) -> Iterator[str]:

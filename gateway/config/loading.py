@@ -21,7 +21,7 @@ from gateway import nesting
 from gateway.config import cross_checks
 from gateway.config.problems import explain, member
 from gateway.config.settings import Config
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.errors import ConfigError
 from gateway.model import Text
 from gateway.similar import similar

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from gateway.config.late import Late
 from gateway.config.notify import Notify
 from gateway.config.route import Route
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.model import Model
 from gateway.similar import similar
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any
@@ -46,15 +47,14 @@ class Redaction:
 
     def of(self, delivery: Delivery) -> Redacted:
         """Return what hides the values of `delivery`."""
-        found = []
+        return Redacted(list(self._found(delivery)), delivery.body)
+
+    def _found(self, delivery: Delivery) -> Iterator[tuple[str, Any]]:
         for place, extract in self._extractors:
-            try:
-                value = extract(delivery)
-            except BadRequest:  # the body is not JSON, so it has nothing at this place
-                continue
-            if value is not MISSING:
-                found.append((place, value))
-        return Redacted(found, delivery.body)
+            # The body is not JSON, so it has nothing at this place; a parameter of another path.
+            with suppress(BadRequest, KeyError):
+                if (value := extract(delivery)) is not MISSING:
+                    yield place, value
 
     def of_request(self, request: Request, params: dict[str, str]) -> Redacted:
         """Return what hides the values of a request that may be anybody's.
@@ -68,15 +68,8 @@ class Redaction:
         outside = Delivery(
             "", "", params, query, request.query_string, request.headers, b"", request.remote, 0.0
         )
-        found: list[tuple[str, Any]] = [("body", request.body)] if self._of_body else []
-        for place, extract in self._extractors:
-            if place != "body" and not place.startswith("json:"):
-                try:
-                    value = extract(outside)
-                except KeyError:  # a parameter of another path
-                    continue
-                if value is not MISSING:
-                    found.append((place, value))
+        found = [("body", request.body)] if self._of_body else []
+        found += (each for each in self._found(outside) if each[0] != "body")
         return Redacted(found, request.body)
 
 

@@ -28,7 +28,7 @@ from gateway.config.problems import explain
 from gateway.config.route import RESULTS, Route
 from gateway.config.strategies import STRATEGIES, StrategyInfo, properties
 from gateway.config.task import TaskSettings
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.errors import PluginError
 from gateway.model import File, Model, Seconds, Text, matching
 from gateway.sources import of, options_class
@@ -261,11 +261,6 @@ class Config(Model):
         urls.check(url, ("http", "https"))
         return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
-    @field_validator("archive_url", mode="before")
-    @classmethod
-    def _no_archive(cls, url: Any) -> Any:
-        return None if url == "" else url
-
     @field_validator("archive_url")
     @classmethod
     def _database(cls, url: SecretStr | None) -> SecretStr | None:
@@ -281,7 +276,7 @@ class Config(Model):
             ip_network(text)
         return texts
 
-    @field_validator("result_backend", "state_url", mode="before")
+    @field_validator("archive_url", "result_backend", "state_url", mode="before")
     @classmethod
     def _none(cls, url: Any) -> Any:
         return None if url == "" else url
@@ -308,13 +303,11 @@ class Config(Model):
                 continue
             try:
                 options = options_class(value)
-            except ValueError as exc:
-                problems.append(f"{name}.{exc}")
-                continue
-            try:
                 found[name] = options.model_validate(value)
             except ValidationError as exc:
                 problems += explain(exc, options, f"{name}.")
+            except ValueError as exc:
+                problems.append(f"{name}.{exc}")
         if problems:
             raise ValueError("\n".join(problems))
         return found
@@ -323,16 +316,10 @@ class Config(Model):
     @classmethod
     def _complete(cls, routes: list[Route], info: ValidationInfo) -> list[Route]:
         """Fill in the routes' defaults, from their sources and from the settings above."""
-        sources, timeout = info.data.get("sources", {}), info.data.get("timeout", 0.0)
+        schemes = {name: of(its) for name, its in info.data.get("sources", {}).items()}
+        timeout = info.data.get("timeout", 0.0)
         amqp = all(_is_amqp(url) for url in info.data.get("broker_url", ()))
-        return [
-            route.completed(
-                of(sources[route.source]) if route.source in sources else None,
-                timeout,
-                amqp,
-            )
-            for route in routes
-        ]
+        return [route.completed(schemes.get(route.source), timeout, amqp) for route in routes]
 
     @property
     def brokers(self) -> list[str]:

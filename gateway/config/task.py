@@ -3,23 +3,102 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 
-from gateway.celery_message import Message, Options
+from gateway.celery_message import Message, Options, embedding, encode_body, encode_call
 from gateway.config import dynamic as dynamic_queues
 from gateway.config import pointers
-from gateway.config.arguments import ArgumentSetting, call_encoder
-from gateway.config.fair_names import FEWEST, MOST, fair_names
 from gateway.config.pointers import KEY, Pointer, pointing
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.model import Model, Seconds
+from gateway.sources.reading import MISSING
+
+
+class Argument(Model):
+    """A value of the delivery, and what stands for it where the delivery has none.
+
+    An `optional` one is left out there, so that the task's own default applies.
+    """
+
+    place: Pointer = Field(alias="from")
+    default: Any = MISSING
+    optional: bool = False
+
+    @model_serializer
+    def _written(self) -> dict[str, Any]:
+        """Leave out the default where there is none: no format can express `MISSING`."""
+        default = {} if self.default is MISSING else {"default": self.default}
+        return {"from": self.place, **default, **({"optional": True} if self.optional else {})}
+
+    def extractor(self) -> Callable[[Delivery], Any]:
+        """Return the function that extracts the value.
+
+        Without one it raises `BadRequest`, or returns `MISSING` where the argument is `optional`.
+        """
+        extract, place, default = pointers.extractor(self.place), self.place, self.default
+        optional = self.optional
+
+        def found(delivery: Delivery) -> Any:
+            value = extract(delivery)
+            if value is MISSING:
+                value = default
+            if value is MISSING and not optional:
+                raise BadRequest(f"{place} is missing.")
+            return value
+
+        return found
+
+
+def _argument(value: Any) -> Any:
+    return {"from": value} if isinstance(value, str) else value
+
+
+ArgumentSetting = Annotated[Argument, BeforeValidator(_argument)]
+
+
+def call_encoder(
+    args: Sequence[Argument] | None, kwargs: Mapping[str, Argument] | None, link_error: str | None
+) -> Callable[[Delivery], bytes]:
+    """Return the function that encodes the call of a task as a message's body.
+
+    Without `args` and `kwargs` the task is called as ``task(query, headers, body)``. The function
+    raises `BadRequest` where a value is missing.
+    """
+    embed = embedding(link_error)
+    if args is None and kwargs is None:
+        return lambda delivery: encode_body(delivery.query, delivery.headers, delivery.body, embed)
+    listed = [argument.extractor() for argument in args or ()]
+    named = {name: argument.extractor() for name, argument in (kwargs or {}).items()}
+    return lambda delivery: encode_call(
+        [find(delivery) for find in listed],
+        {name: value for name, find in named.items() if (value := find(delivery)) is not MISSING},
+        embed,
+    )
+
+
+FEWEST, MOST = 4, 128  # fair queues of one name
+_FAIR = ".fair."
+
+
+def fair_names(queue: str, number: int) -> list[str]:
+    """Return the names of the `number` fair queues of `queue`.
+
+    With 0 it is `queue` alone: it is one of a route's `queues`, or it is not fair.
+    """
+    return [f"{queue}{_FAIR}{n}" for n in range(number)] or [queue]
+
+
+def fair_name_of(queue: str) -> str:
+    """Return the name of which `queue` is a fair queue; its own where it is none."""
+    return queue.partition(_FAIR)[0]
+
 
 _ordering_key = pointing(
     f"{KEY}|param:[a-z0-9_]+", "is written as json:/pointer, header:NAME or param:name"
@@ -115,22 +194,14 @@ class TaskSettings(Model):
 
     def places(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each setting that has a pointer, and the pointer."""
-        for argument in self.args or ():
-            yield "args", argument.place
-        for argument in (self.kwargs or {}).values():
-            yield "kwargs", argument.place
-        for place in self.message_headers.values():
-            yield "message_headers", place
-        for place in pointers.pointers_in(self.routing_key):
-            yield "routing_key", place
-        for place in pointers.pointers_in(self.queue):
-            yield "queue", place
-        if isinstance(self.priority, str):
-            yield "priority", self.priority
-        if self.ordering_key is not None:
-            yield "ordering_key", self.ordering_key
-        if self.fair_by is not None:
-            yield "fair_by", self.fair_by
+        yield from (("args", each.place) for each in self.args or ())
+        yield from (("kwargs", each.place) for each in (self.kwargs or {}).values())
+        yield from (("message_headers", place) for place in self.message_headers.values())
+        for name in ("routing_key", "queue"):
+            yield from ((name, place) for place in pointers.pointers_in(getattr(self, name)))
+        for name in ("priority", "ordering_key", "fair_by"):
+            if isinstance(place := getattr(self, name), str):
+                yield name, place
 
     # Not a property: each request reads it.
     @cached_property

@@ -1,4 +1,4 @@
-"""The URLs of brokers and stores, as Celery's workers read them: one URL serves all.
+"""The URLs of brokers and stores, as Celery's workers read them, and TLS: one URL serves all.
 
 Options in a URL are read here. redis-py would let them take precedence over what the gateway's own
 connections need, and knows other words than Celery. An option that workers cannot use is refused.
@@ -7,14 +7,16 @@ connections need, and knows other words than Celery. An option that workers cann
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kombu.utils.url import url_to_parts
+from pydantic import model_validator
 
-from gateway.config.tls import TLS
+from gateway.model import File, Model
 from gateway.similar import similar
 
 #: In words what a value has to be, and what tells whether it is.
@@ -83,6 +85,48 @@ _INSTEAD = {
 _database = re.compile(r"/*\d*/*").fullmatch
 _several = re.compile(r"[;,]\s*[a-z]+://").search
 _is_host = re.compile(r"[^\s;,]+").fullmatch
+
+
+class TLS(Model):
+    """The paths of PEM files for amqps:// and rediss://."""
+
+    ca: File | None = None
+    """(default: the system's) a PEM file of authorities"""
+    cert: File | None = None
+    """the client's own certificate, a PEM file"""
+    key: File | None = None
+    """the key of `cert`, a PEM file"""
+    verify: bool = True
+    """the certificate has to come from such an authority and name the URL's host; false: every
+    certificate is accepted"""
+
+    @model_validator(mode="after")
+    def _usable(self) -> TLS:
+        for name in ("ca", "cert", "key"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: no such file: {path}")
+        if self.key and not self.cert:
+            raise ValueError("key: needs a certificate; set cert, too")
+        if names := [name for name in ("ca", "cert", "key") if getattr(self, name)]:
+            try:
+                self.context()
+            except OSError as exc:  # one of OpenSSL is one, too
+                raise ValueError(
+                    f"{', '.join(names)}: {exc}; name PEM files that this account may read, a key "
+                    "without a password, and the certificate of that key"
+                ) from exc
+        return self
+
+    def context(self) -> ssl.SSLContext:
+        """Return the client's TLS context; raises OSError where a file cannot be used."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key, "")  # it would ask for a password
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 def check(url: str, schemes: Collection[str]) -> None:

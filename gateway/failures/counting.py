@@ -38,7 +38,12 @@ class Failures(Service):
         self._store = store
         self._notify, self._metrics = config.notify, metrics
         self._process = secrets.token_hex(8)
-        self._notifier = _notifier(config, store, metrics)
+        self._notifier: Notifier | None = None
+        if config.notify is not None:
+            # Only here, as it imports clients for HTTP and mail.
+            from gateway.failures.telling import Notifier
+
+            self._notifier = Notifier(config, store, metrics)
         self._reported, self._failed = Counter[str](), Counter[str]()
         self._rated = 0.0
 
@@ -83,12 +88,3 @@ class Failures(Service):
         answered, failed = self._metrics.answers(), self._failed
         await self._store.rates(share, answered - self._reported, failed)
         self._reported, self._failed, self._rated = answered, Counter(), monotonic()
-
-
-def _notifier(config: Config, store: JournalStore, metrics: Metrics) -> Notifier | None:
-    if config.notify is None:
-        return None
-    # Only here, as it imports clients for HTTP and mail.
-    from gateway.failures.telling import Notifier
-
-    return Notifier(config, store, metrics)

@@ -133,20 +133,14 @@ def about(config: Config, name: str) -> Line:
     for route in config.routes:
         routes.setdefault(route.path, hashlib.sha256()).update(route.model_dump_json().encode())
     parts = [{**(p := parse_url(url)), "port": p["port"] or 5672} for url in config.brokers]
-    settings = config.model_dump(mode="json", exclude=_OWN)
+    fields, settings = Config.model_fields, config.model_dump(mode="json", exclude=_OWN)
+    shown = {k: v for k, v in settings.items() if "SecretStr" not in str(fields[k].annotation)}
     return Line(
-        name=name,
-        version=__version__,
-        prefix=config.prefix,
+        name=name, version=__version__, prefix=config.prefix, settings=shown,
         broker=sorted(f"{p['hostname']}:{p['port']}/{p['virtual_host'] or '/'}" for p in parts),
         secret_key=_digest(config.secret_key) if config.secret_key else "",
         routes={path: digest.hexdigest()[:8] for path, digest in routes.items()},
-        settings={
-            name: value
-            for name, value in settings.items()
-            if "SecretStr" not in str(Config.model_fields[name].annotation)
-        },
-    )
+    )  # fmt: skip
 
 
 def read(reply: Iterable[Any]) -> tuple[float, list[Line]]:
@@ -181,10 +175,15 @@ def differences(own: Line, lines: Iterable[Line]) -> list[Difference]:
     """
     return [
         Difference(line.name, kind, text)
-        for line in lines
-        if line.name != own.name and (line.prefix == own.prefix or line.routes == own.routes)
+        for line in _beside(own, lines)
         for kind, text in _between(own, line)
     ]
+
+
+def _beside(own: Line, lines: Iterable[Line]) -> list[Line]:
+    """Return the lines of other gateways of the same deployment."""
+    others = (line for line in lines if line.name != own.name)
+    return [line for line in others if line.prefix == own.prefix or line.routes == own.routes]
 
 
 def _between(own: Line, other: Line) -> Iterable[tuple[str, str]]:
@@ -201,17 +200,16 @@ def _between(own: Line, other: Line) -> Iterable[tuple[str, str]]:
         names = f"{own.prefix!r} here, there with {other.prefix!r}"
         yield "prefix", f"names in Redis begin with {names}: a try that comes to both runs twice"
     if other.broker != own.broker:
-        brokers = ", ".join(own.broker), ", ".join(other.broker)
-        yield "broker", "broker_url is {} here, there {}".format(*brokers)
+        here, there = ", ".join(own.broker), ", ".join(other.broker)
+        yield "broker", f"broker_url is {here} here, there {there}"
     if routes := _routes(own.routes, other.routes):
         yield "routes", routes
     if other.version != own.version:
         yield "version", f"version {own.version} here, there {other.version}"
-    common = [name for name in own.settings if name in other.settings]
     settings = [
-        f"{name} {json.dumps(own.settings[name])} here, there {json.dumps(other.settings[name])}"
-        for name in common
-        if own.settings[name] != other.settings[name]
+        f"{name} {json.dumps(its)} here, there {json.dumps(other.settings[name])}"
+        for name, its in own.settings.items()
+        if other.settings.get(name, its) != its
     ]
     if settings:
         yield "settings", "; ".join(settings)
@@ -259,13 +257,7 @@ class Gateways:
     @property
     def lines(self) -> list[Line]:
         """The gateways of this deployment, by name, with this one; the lost ones as well."""
-        others = [
-            line
-            for line in self._lines
-            if line.name != self._name
-            and (line.prefix == self.own.prefix or line.routes == self.own.routes)
-        ]
-        return sorted([self.own, *others], key=lambda line: line.name)
+        return sorted([self.own, *_beside(self.own, self._lines)], key=lambda line: line.name)
 
     @property
     def differences(self) -> list[Difference]:
@@ -308,24 +300,14 @@ class Gateways:
 
     def _line(self, ready: bool) -> Line:
         minute = total(self._history.read("10m")[-60:])
-        return self._about.model_copy(
-            update={
-                "address": self._address,
-                "started": self._started,
-                "ready": ready,
-                "ahead": self._ahead,
-                "rate": round(minute.rate, 2),
-                "failed": minute.failed,
-                "refused": minute.refused,
-                "p50": minute.quantile(0.5),
-                "p99": minute.quantile(0.99),
-                "waiting": round(minute.waiting, 2),
-                "received": [
-                    round(slot.rate, 2) if slot.seconds else None
-                    for slot in self._history.read("6h", group=60)
-                ][-_POINTS:],
-            }
-        )
+        slots = self._history.read("6h", group=60)
+        received = [round(slot.rate, 2) if slot.seconds else None for slot in slots]
+        return self._about.model_copy(update={
+            "address": self._address, "started": self._started, "ready": ready,
+            "ahead": self._ahead, "rate": round(minute.rate, 2), "failed": minute.failed,
+            "refused": minute.refused, "p50": minute.quantile(0.5), "p99": minute.quantile(0.99),
+            "waiting": round(minute.waiting, 2), "received": received[-_POINTS:],
+        })  # fmt: skip
 
     async def _leave(self) -> None:
         """Take the line away, if the state server answers: this gateway is not lost."""

@@ -51,11 +51,6 @@ class Slot:
     counts: list[int]
 
     @property
-    def known(self) -> bool:
-        """Has the gateway run then?"""
-        return self.seconds > 0
-
-    @property
     def received(self) -> int:
         return sum(self.counts[:LATER])
 

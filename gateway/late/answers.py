@@ -29,19 +29,8 @@ from gateway.failpoints import LATE_BEGUN, LATE_ENDED, LATE_GIVEN, LATE_KEPT, LA
 from gateway.http_client import NotAllowed
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, End, ended
 from gateway.journal.writing import Journal
-from gateway.late.record import (
-    ANSWERED,
-    DROPPED,
-    ENDS,
-    FAILED,
-    GONE,
-    LOOK,
-    TAKEN,
-    UNCERTAIN,
-    WAITING,
-    Record,
-    Verdict,
-)
+from gateway.late import record as states
+from gateway.late.record import ANSWERED, DROPPED, FAILED, LOOK, UNCERTAIN, Record, Verdict
 from gateway.late.sender import Sender
 from gateway.late.store import Found, Records
 from gateway.metric_table import LATE_ANSWERS
@@ -89,7 +78,7 @@ class LateAnswers:
         self._counters = {
             (path, end): metrics.counter(LATE_ANSWERS, path, end)
             for path in {path for path, _ in self._routes}
-            for end in ENDS
+            for end in states.ENDS
         }
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
@@ -188,7 +177,7 @@ class LateAnswers:
             found = await self._records.get(record.task_id)
             if found is None:
                 kept, version = record, 0
-            elif found.record.state == WAITING:
+            elif found.record.state == states.WAITING:
                 kept, version, now = found
             elif found.record.end == DROPPED:
                 kept, version = record, found.version
@@ -198,10 +187,7 @@ class LateAnswers:
         return Found(kept, version + 1, now) if kept is record else None
 
     def _give(
-        self,
-        kept: asyncio.Future[Found | None],
-        give: Callable[[], bool | None],
-        *about: str,
+        self, kept: asyncio.Future[Found | None], give: Callable[[], bool | None], *about: str
     ) -> None:
         given = bool(give())
         if given:
@@ -246,7 +232,7 @@ class LateAnswers:
         """Let nothing be sent for a task any more; True: something has been, or may have been."""
         try:
             while (found := await self._records.get(task_id)) is not None:
-                if found.record.state != WAITING or found.record.doubt:
+                if found.record.state != states.WAITING or found.record.doubt:
                     return found.record.taken
                 if await self._drop(found):
                     return False
@@ -325,7 +311,7 @@ class LateAnswers:
         for found in some:
             record = found.record
             sender = self._senders.get((record.route, record.key))
-            terms = sender.terms if sender else GONE
+            terms = sender.terms if sender else states.GONE
             if (changed := record.looked_at(terms, found.now)) is not None:
                 self._run(self._end(found, changed))
             elif found in ready:
@@ -348,8 +334,7 @@ class LateAnswers:
         record, version, now = found
         since, route = monotonic(), self._routes.get((record.route, record.key))
         if route is None:
-            why = "the `late` of its route has changed since"
-            await self._end(found, record.ended(UNCERTAIN if record.doubt else FAILED, why))
+            await self._end(found, record.lost("the `late` of its route has changed since"))
             return
         sender, message = self._senders[record.route, record.key], record.message
         if message is None:
@@ -463,7 +448,7 @@ class LateAnswers:
             "gateway.delivery.id": record.delivery_id,
             "gateway.task.id": record.task_id,
         }
-        error = "" if verdict.kind == TAKEN else verdict.kind
+        error = "" if verdict.kind == states.TAKEN else verdict.kind
         method = sender.late.method
         self._tracer.late(record.traceparent, method, about, error, began)
 

@@ -97,8 +97,7 @@ class Record:
             return self.after(killed, terms, now)
         if self.state == WAITING and now >= self.expires:
             why = "it was not taken" if self.message else "the task has not ended"
-            end = UNCERTAIN if self.doubt else FAILED
-            return self.ended(end, f"{why} while the sender takes late answers")
+            return self.lost(f"{why} while the sender takes late answers")
         return None
 
     def ready(self, now: float) -> bool:
@@ -115,21 +114,22 @@ class Record:
         if verdict.kind == TAKEN:
             return self.ended(ANSWERED)
         if verdict.kind == REFUSED or (doubt and not terms.replaces):
-            return self.ended(UNCERTAIN if doubt else FAILED, verdict.reason)
+            return self.lost(verdict.reason, doubt)
         pause = max(verdict.after, min(_FIRST * 2 ** (self.tries - 1), _LONGEST))
         if self.tries >= terms.tries:
-            return self.ended(
-                UNCERTAIN if doubt else FAILED, f"{verdict.reason} ({self.tries} tries)"
-            )
+            return self.lost(f"{verdict.reason} ({self.tries} tries)", doubt)
         if now + pause >= self.expires:
-            reason = f"{verdict.reason}; the sender takes no answer any more"
-            return self.ended(UNCERTAIN if doubt else FAILED, reason)
+            return self.lost(f"{verdict.reason}; the sender takes no answer any more", doubt)
         return replace(self, state=WAITING, due=now + pause, doubt=doubt)
 
     def ended(self, end: str, reason: str = "") -> Record:
         """Return it as it is at its end; it needs no more space than that takes."""
         gone: dict[str, Any] = {"message": None, "values": {}, "due": 0.0}
         return replace(self, state=ENDED, end=end, reason=reason, told=end == DROPPED, **gone)
+
+    def lost(self, reason: str, doubt: bool = False) -> Record:
+        """Return it as it is at its end, where it was not taken, or in `doubt` may have been."""
+        return self.ended(UNCERTAIN if doubt or self.doubt else FAILED, reason)
 
     @property
     def taken(self) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from asyncio import Lock
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.answer import JSON, Answer
 from gateway.clock import monotonic, time
 from gateway.config.late import OURS, Fetch, Late, fill, fill_url
 from gateway.errors import ResultUnusable
-from gateway.http_client import NotAllowed, NotKnown, NotSent, Response
-from gateway.late.client import Client
+from gateway.http_client import HttpClient, NotAllowed, NotKnown, NotSent, Response
 from gateway.late.record import NOT_TAKEN, REFUSED, TAKEN, UNKNOWN, Record, Terms, Verdict
 from gateway.sources.base import Options
 from gateway.sources.reading import at, pointer, read_loosely
@@ -28,6 +29,47 @@ _EARLY = 60.0  # seconds before its end from which on a token is not used
 _LATER = {408, 425, 429, 500, 503}
 _UNSURE = {502, 504}
 _LONGEST = 86_400.0  # seconds of a Retry-After, and for which a token is used
+_MAX_BODY = 1024 * 1024  # bytes of a sender's answer
+_MAX_URL = 4_096  # characters
+_printable = re.compile(r"[!-~]+").fullmatch
+
+
+class Client:
+    """Sends requests to `hosts` only; those of them in `own` may be private, and without TLS.
+
+    A host has its port after a colon, where that is not the scheme's own.
+    """
+
+    def __init__(self, hosts: set[str], own: set[str]):
+        self._hosts, self._own = hosts, own
+        self._public = HttpClient(_MAX_BODY)
+        self._private = HttpClient(_MAX_BODY, public=False)
+
+    def close(self) -> None:
+        self._public.close()
+        self._private.close()
+
+    def check(self, url: str) -> str:
+        """Return the host in `url`; raises `NotAllowed`, which does not repeat the URL."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError as exc:
+            raise NotAllowed("it is no URL") from exc
+        if not _printable(url) or len(url) > _MAX_URL or "@" in parts.netloc or "\\" in url:
+            raise NotAllowed("the URL is malformed")
+        ports = {"https": 443, "http": 80}
+        name = host if port in (None, ports.get(parts.scheme)) else f"{host}:{port}"
+        if name not in self._hosts:
+            raise NotAllowed(f"the host {name!r:.99} is none that late answers are sent to")
+        if parts.scheme != "https" and not (parts.scheme == "http" and name in self._own):
+            raise NotAllowed(f"the URL of {name} is not https")
+        return name
+
+    async def fetch(self, method: str, url: str, headers: dict[str, str], body: bytes) -> Response:
+        """Send a request and return the answer, as `HttpClient.fetch` does. Raises `NotAllowed`."""
+        client = self._private if self.check(url) in self._own else self._public
+        return await client.fetch(method, url, headers, body)
 
 
 class Sender:

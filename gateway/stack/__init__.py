@@ -11,8 +11,7 @@ server is ready when the method that starts it returns.
 
 from gateway.stack.loopback import free_port
 from gateway.stack.programs import ProgramMissing
-from gateway.stack.rabbitmq import RabbitMQ
 from gateway.stack.server import Server, StackError
-from gateway.stack.stack import Stack
+from gateway.stack.stack import RabbitMQ, Stack
 
 __all__ = ["ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]

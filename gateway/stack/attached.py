@@ -139,9 +139,8 @@ def _found(name: str) -> Celery:
             sys.exit(_no_app(name, module, attribute))
         if not f"{module}.".startswith(f"{exc.name}."):
             sys.exit(_failed(name, exc))
-        file = name.endswith(".py") and Path(name).exists()
         remedy = "start it where `celery -A` finds the app"
-        if file:
+        if name.endswith(".py") and Path(name).exists():
             remedy = f"did you mean --app {'.'.join(Path(name).with_suffix('').parts)}?"
         sys.exit(
             f"--app {name}: there is no module {exc.name} in {Path.cwd()}, nor is one installed; "
@@ -163,11 +162,9 @@ def _no_app(name: str, module: str, attribute: str) -> str:
     """Say that a module has no such app, and which ones it has."""
     known = vars(sys.modules[module]).items()
     apps = [f"{module}:{each}" for each, app in known if isinstance(app, Celery)]
-    remedy = (
-        f"did you mean --app {' or '.join(apps)}?"
-        if apps
-        else ("name the module in which your code calls Celery(), as --app MODULE:NAME")
-    )
+    remedy = "name the module in which your code calls Celery(), as --app MODULE:NAME"
+    if apps:
+        remedy = f"did you mean --app {' or '.join(apps)}?"
     return f"--app {name}: {module} has no Celery app called {attribute}; {remedy}"
 
 
@@ -185,12 +182,8 @@ def _tell_where(name: str, caller: FrameType) -> None:
 def _last_line(stack: Iterable[traceback.FrameSummary]) -> str:
     """Return where a stack is in the code below this folder; "": nowhere."""
     here = str(Path.cwd())
-    frames = [
-        frame
-        for frame in stack
-        if frame.filename.startswith(here) and "site-packages" not in frame.filename
-    ]
-    last = frames[-1:]
+    own = (each for each in stack if each.filename.startswith(here))
+    last = [each for each in own if "site-packages" not in each.filename][-1:]
     return "".join(f" in {each.filename}, line {each.lineno}: {each.line}" for each in last)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -16,9 +17,7 @@ from typing import Self, cast
 
 from gateway.stack import reaper
 from gateway.stack.loopback import accepts, answers_ok, free_port
-from gateway.stack.nginx import nginx_config
 from gateway.stack.programs import find, find_embedded, find_rabbitmq
-from gateway.stack.rabbitmq import RabbitMQ, rabbitmq_environment
 from gateway.stack.server import Server, StackError
 
 # Variables that are needed to find programs and for the user's language. No variable may configure
@@ -27,6 +26,99 @@ _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "L
 
 #: The task of attached workers that describes their app. Its success shows that a worker works.
 DESCRIBE = "gateway.describe"
+
+
+NGINX_CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+
+
+def nginx_config(
+    home: Path, port: int, upstream_ports: Sequence[int], directives: Mapping[str, str]
+) -> str:
+    """Return deploy/nginx.conf with its ports replaced and all its files below `home`.
+
+    `directives` are new values for directives in that file. Raises StackError where the project was
+    installed without the file.
+    """
+    if not NGINX_CONF.exists():
+        raise StackError(f"{NGINX_CONF} is missing: nginx can be started from a checkout only")
+    text = NGINX_CONF.read_text()
+    # All upstream servers get the parameters of the first one in the file.
+    server = re.compile(r"^ *server 127\.0\.0\.1:\d+([^;]*);\n", re.MULTILINE)
+    found = server.search(text)
+    parameters = found[1] if found else ""
+    lines = "".join(f"        server 127.0.0.1:{p}{parameters};\n" for p in upstream_ports)
+    once = iter([lines])
+    text = server.sub(lambda _: next(once, ""), text)
+    text = re.sub(r"\blisten \d+", f"listen 127.0.0.1:{port}", text)
+    for name, value in directives.items():
+        text = re.sub(rf"^( *{name}) [^;]*;", rf"\1 {value};", text, flags=re.MULTILINE)
+    # Workers of another account could not access the private directory, and only root may set the
+    # account.
+    user = "user root;" if os.geteuid() == 0 else ""
+    text = re.sub(r"^user .*;", user, text, flags=re.MULTILINE)
+    for directory in ("/var/log/nginx", "/run"):
+        text = text.replace(f"{directory}/", f"{home}/")
+    # The compiled-in default directories belong to the machine's own nginx.
+    temporary = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "".join(f"    {name}_temp_path {home}/{name};\n" for name in temporary)
+    return text.replace("http {\n", f"http {{\n{paths}", 1)
+
+
+_CTL_TIMEOUT = 60  # seconds for one command
+
+
+class RabbitMQ(Server):
+    """A RabbitMQ node."""
+
+    def ctl(self, *args: str) -> str:
+        """Run rabbitmqctl against this node and return its output.
+
+        Raises StackError with its message when it fails, or does not end within 60 s.
+        """
+        argv = [find_rabbitmq("rabbitmqctl"), "-q", *args]
+        command = f"rabbitmqctl {' '.join(args)}"
+        try:
+            done = subprocess.run(
+                argv, env=self.env, capture_output=True, text=True, timeout=_CTL_TIMEOUT
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise StackError(f"{command}: no answer in {_CTL_TIMEOUT} s") from exc
+        if done.returncode:
+            raise StackError(f"{command}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+
+def rabbitmq_environment(home: Path, port: int, epmd_port: int, config: str) -> dict[str, str]:
+    """Return the environment of a node that shares nothing with the machine's own RabbitMQ.
+
+    Its files are below `home`, an empty directory. The Erlang cookie is in the parent directory of
+    `home`, so that several nodes can form a cluster. `config` is added to its rabbitmq.conf.
+    """
+    (home / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n{config}")
+    for nothing in ("advanced.config", "plugins"):
+        (home / nothing).write_text("[].\n")
+    loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+    # Without this, idle schedulers spin before they sleep, which counts as the broker's CPU time.
+    no_spinning = "+sbwt none +sbwtdcpu none +sbwtdio none"
+    return {
+        "HOME": str(home.parent),
+        "ERL_EPMD_PORT": str(epmd_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"rabbit{port}@localhost",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_CONF_ENV_FILE": str(home / "absent"),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{loopback} {no_spinning}",
+        "RABBITMQ_CTL_ERL_ARGS": loopback,
+        # With this the VM replaces the start script's process, so that signals reach it.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }
 
 
 class Stack:
@@ -41,9 +133,7 @@ class Stack:
     rabbitmq_class: type[RabbitMQ] = RabbitMQ
 
     def __init__(
-        self,
-        on_line: Callable[[str, str], None] | None = None,
-        silent: Collection[str] = (),
+        self, on_line: Callable[[str, str], None] | None = None, silent: Collection[str] = ()
     ):
         self._on_line, self._silent = on_line, silent
         self._names: set[str] = set()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from gateway.config.fair_names import fair_names
+from gateway.config.task import fair_names
 from loadtest import table, tenants
 from loadtest.bench import Bench, Front
 from loadtest.load import AROUND, Load, take

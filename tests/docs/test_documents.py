@@ -13,7 +13,7 @@ import pytest
 
 from gateway.answer import ALLOWED_HEADERS
 from gateway.config.strategies import STRATEGIES
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.delivery import Delivery
 from gateway.sources.base import Options
 from loadtest import figures, render

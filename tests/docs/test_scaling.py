@@ -8,8 +8,7 @@ import re
 import pytest
 
 from gateway.cli.commands import capacity
-from gateway.cli.sizing import costs, model
-from gateway.cli.sizing.model import Load
+from gateway.cli.commands.capacity import Load
 from gateway.config.strategies import properties
 from loadtest import figures
 from loadtest.costs import EXPERIMENTS
@@ -39,7 +38,7 @@ def test_figures_that_follow_from_the_costs_are_written_again():
 
 def test_the_example_by_hand_is_right():
     load = Load(rate=2_000, task_time=0.2, strategy="pika", pool="threads", identified=0)
-    found = model.plan(load, costs.shipped())
+    found = capacity.Plan(load, capacity.read(capacity.SHIPPED))
     assert 400 < found.in_flight < 405
     assert pytest.approx(571, abs=1) == 2_000 * 0.2 / 0.7
     assert found.workers.count == 9
@@ -54,11 +53,11 @@ def test_the_reports_of_the_costs_are_named():
 
 
 def test_the_numbers_of_the_model_are_the_code_s():
-    for number in (f"{model.PORTS:,}", f"{model.STORED} bytes", f"{model.CLAIM} bytes"):
+    for number in (f"{capacity.PORTS:,}", f"{capacity.STORED} bytes", f"{capacity.CLAIM} bytes"):
         assert number in DOCUMENT
-    assert f"{model.WATERMARK} × the nodes' memory" in DOCUMENT
+    assert f"{capacity.WATERMARK} × the nodes' memory" in DOCUMENT
     assert f"`gevent`: {properties('gevent').publishing + 1}" in DOCUMENT
-    assert f"{model.KEPT} × result" in DOCUMENT
+    assert f"{capacity.KEPT} × result" in DOCUMENT
 
 
 def test_files_that_it_names_exist():

@@ -24,7 +24,7 @@ from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
 from gateway.archive.erasing import Text
-from gateway.archive.reading import Archive, reading
+from gateway.archive.reading import reading
 from gateway.archive.tables import DELIVERIES, row
 from gateway.claims.claim import dump, dump_end
 from gateway.cli import main, printed
@@ -261,7 +261,7 @@ def test_the_same_texts_are_found_and_erased_in_journal_and_archive(config):
         part = word[begin % len(word) :]
         for text in {part, part.upper(), part.lower(), part.casefold(), other}:
             wanted, is_about = Filter(text=text), Text(text).is_about
-            pages = Archive(database)._pages(wanted, "")
+            pages = database.pages(wanted, "")
             expected = [each.id for each in reversed(entries) if wanted.takes(each)]
             assert [each.id for page in pages for each in page] == expected
             erased = database.erase(text, is_about, [], dry_run=True)

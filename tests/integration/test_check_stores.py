@@ -230,7 +230,7 @@ def test_no_store_is_needed_where_workers_reply(rabbitmq, results):
     ("version", "old"), [("5.0.7", True), ("6.0.20", True), ("6.2.0", False), ("7.0.15", False)]
 )
 def test_a_redis_that_is_too_old(version, old):
-    found = stores.judge("results", {"redis_version": version, "used_memory": 1})
+    found = list(stores.judge("results", {"redis_version": version, "used_memory": 1}))
     assert [finding.remedy for finding in found] == ["install 6.2 or newer"] * old
 
 

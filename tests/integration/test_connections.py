@@ -21,7 +21,7 @@ from celery import Celery
 from appserver.settings import settings
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
-from gateway.cli.checks.ports import another
+from gateway.cli.checks.stores import another
 from gateway.config.settings import TLS, Config
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.errors import BrokerUnavailable, Unroutable

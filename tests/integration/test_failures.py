@@ -26,9 +26,9 @@ from tornado.web import Application, RequestHandler
 from gateway.cli.checks import run as run_checks
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.failures import counting, senders, telling
+from gateway.failures import counting, telling
 from gateway.failures.counting import Failures
-from gateway.failures.senders import MOST, Message, Sender
+from gateway.failures.telling import MOST, Message, Sender
 from gateway.journal.entry import FAILED
 from gateway.journal.store import JournalStore, Keys
 from gateway.metrics import Metrics
@@ -218,7 +218,7 @@ def test_mail_is_sent_and_a_password_never_without_tls():
 
 
 def test_a_mail_server_that_never_ends_its_answer_is_left(monkeypatch):
-    monkeypatch.setattr(senders, "_MOST_TIME", 0.2)
+    monkeypatch.setattr(telling, "_MOST_TIME", 0.2)
     began, left = asyncio.Event(), asyncio.Event()
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

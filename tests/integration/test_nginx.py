@@ -17,8 +17,8 @@ import pytest
 
 from gateway.config.settings import Config
 from gateway.stack.loopback import accepts, answers_ok
-from gateway.stack.nginx import NGINX_CONF
 from gateway.stack.server import poll
+from gateway.stack.stack import NGINX_CONF
 from tests.support.http_client import request
 from tests.support.requests import REQUESTS, get, metric, post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -163,7 +163,7 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         )
         file = tmp_path / f"{address}.conf"
         file.write_text(text.replace("203.0.113.10", address))
-        monkeypatch.setattr("gateway.stack.nginx.NGINX_CONF", file)
+        monkeypatch.setattr("gateway.stack.stack.NGINX_CONF", file)
         return start(lambda: stack.nginx([upstream.server_port]))
 
     def seen(nginx: Server, *headers: str) -> tuple[str, str]:
@@ -187,7 +187,7 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         assert seen(known) == ("127.0.0.1", "http")
         # Who connects is somebody else, or the file is as it ships: it is whoever connects.
         other = balanced("203.0.113.10")
-        monkeypatch.setattr("gateway.stack.nginx.NGINX_CONF", NGINX_CONF)
+        monkeypatch.setattr("gateway.stack.stack.NGINX_CONF", NGINX_CONF)
         shipped = start(lambda: stack.nginx([upstream.server_port]))
         assert seen(other, *said) == seen(shipped, *said) == ("127.0.0.1", "http")
         upstream.shutdown()

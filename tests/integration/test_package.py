@@ -82,7 +82,7 @@ def test_the_wheel_has_both_packages_and_no_tests(wheel):
         "gateway/py.typed",
         "gateway/admin/pages/static/page.js",
         "gateway/admin/pages/templates/base.html",
-        "gateway/cli/sizing/costs.json",
+        "gateway/cli/commands/costs.json",
     } <= {*names}
     modules = {str(p.relative_to(ROOT)) for top in ("appserver", "gateway") for p in
                (ROOT / top).rglob("*.py")}  # fmt: skip

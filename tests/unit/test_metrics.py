@@ -8,14 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
-from gateway.admin.exposition import expose
-from gateway.admin.families import About, families
+from gateway import __version__
+from gateway.admin.families import STARTED, expose, families, of_parent
 from gateway.delivery import recorded_trace
 from gateway.errors import GatewayError, RequestError
+from gateway.history.gateways import Difference
 from gateway.metric_table import (
     BUCKETS,
     COUNTER,
@@ -38,14 +40,11 @@ from gateway.metrics import EXEMPLARS, FORM, HEAD, Metrics
 from gateway.process.counters import Counters, Series, Totals, add_up
 from tests.support.requests import total
 
-ABOUT = About(
-    version="1.2",
-    strategy="pika",
-    ready=True,
-    processes=2,
-    restarts=3,
-    started=7.5,
-    differing={"clock": 1},
+CHILD_THAT_SERVES = SimpleNamespace(serves=lambda checks, path: True)
+OWN = of_parent(
+    SimpleNamespace(config=SimpleNamespace(strategy="pika"), draining=False, restarts=3),
+    [(CHILD_THAT_SERVES, {}), (CHILD_THAT_SERVES, None)],
+    [Difference("other", "clock", "")],
 )
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 ROUTES = ["/a", '/"quoted\\"']
@@ -92,7 +91,7 @@ def counting():
 
 def exposed(totals: Totals) -> str:
     """Expose `totals`, in a form that Prometheus accepts."""
-    data, content_type = expose(families(totals, ABOUT))
+    data, content_type = expose(families(totals, OWN))
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     text = data.decode()
     described = re.findall(r"^# (HELP|TYPE) (\w+)", text, re.M)
@@ -320,10 +319,10 @@ def test_plain_series_are_there_from_the_beginning_and_labelled_ones_are_not(cou
     plain = {name for name, metric in METRICS.items() if metric.known or not metric.labels}
     told = set(re.findall(r"^(\w+)[{ ]", text, re.M))
     assert told == {*PARENT, *plain - {LAG}, *(f"{LAG}_{s}" for s in ("bucket", "count", "sum"))}
-    assert total(text, "gateway_build_info", version="1.2", strategy="pika") == 1
+    assert total(text, "gateway_build_info", version=__version__, strategy="pika") == 1
     assert re.search(r'^gateway_build_info{python="3\.[\d.]+\w*"', text, re.M)
     parent = {name: total(text, name) for name in [*PARENT][1:]}
-    assert [*parent.values()] == [1, 2, 3, 7.5, 1]
+    assert [*parent.values()] == [1, 2, 3, STARTED, 1]
     assert total(text, "gateway_differing", kind="clock") == 1
     alone = exposed(Totals())  # no child lives yet
     assert set(re.findall(r"^(\w+)[{ ]", alone, re.M)) == PARENT.keys()
@@ -400,7 +399,7 @@ def test_a_message_that_was_published_is_counted_with_its_error(counting):
 
 def exemplars(totals: Totals) -> dict[tuple[str, str], dict]:
     """Return the exemplars that OpenMetrics shows, by route and bucket."""
-    data, content_type = expose(families(totals, ABOUT), OPEN_METRICS)
+    data, content_type = expose(families(totals, OWN), OPEN_METRICS)
     assert content_type.startswith("application/openmetrics-text")
     return {
         (sample.labels["http_route"], sample.labels["le"]): sample.exemplar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import cast
@@ -76,7 +76,6 @@ class Changes(Guarded):
             while not self._gone.is_set() and self.config is config:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._gone.wait(), EVERY)
-                changed.check()
                 text = await self._events(reader, wanted, *changed.take())
                 quiet = 0.0 if text else quiet + EVERY
                 if text or quiet >= _QUIET:
@@ -102,53 +101,39 @@ class Changes(Guarded):
 class _Changed:
     """The ids of deliveries that have changed since they were last taken."""
 
-    def __init__(self, reader: Reader):
-        self._reader = reader
+    def __init__(self, ids: AsyncGenerator[str, None]):
         self._ids: dict[str, None] = {}
         self._more = 0
-        self._ready = asyncio.Event()
-        self._task = asyncio.create_task(self._collect())
-
-    async def ready(self) -> None:
-        """Wait until nothing is missed; raises `GatewayError` where the store does not answer."""
-        waiting = asyncio.create_task(self._ready.wait())
-        try:
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        self.check()
-
-    def check(self) -> None:
-        """Raise the error with which listening has ended."""
-        if self._task.done():
-            self._task.result()
+        self.task = asyncio.create_task(self._collect(ids))
 
     def take(self) -> tuple[list[str], int]:
-        """Return the ids, at most `MOST`, and how many changes of others there were."""
+        """Return the ids, at most `MOST`, and how many changes of others there were.
+
+        Raises the error with which listening has ended.
+        """
+        if self.task.done():
+            self.task.result()
         found = list(self._ids), self._more
         self._ids, self._more = {}, 0
         return found
 
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task})
-
-    async def _collect(self) -> None:
-        async with aclosing(self._reader.changes()) as ids:
-            async for delivery_id in ids:
-                if not delivery_id:
-                    self._ready.set()
-                elif delivery_id in self._ids or len(self._ids) < MOST:
-                    self._ids[delivery_id] = None
-                else:
-                    self._more += 1
+    async def _collect(self, ids: AsyncGenerator[str, None]) -> None:
+        async for delivery_id in ids:
+            if not delivery_id:  # it is subscribed once more
+                continue
+            if delivery_id in self._ids or len(self._ids) < MOST:
+                self._ids[delivery_id] = None
+            else:
+                self._more += 1
 
 
 @asynccontextmanager
 async def _collecting(reader: Reader) -> AsyncIterator[_Changed]:
-    changed = _Changed(reader)
-    try:
-        await changed.ready()
-        yield changed
-    finally:
-        await changed.stop()
+    async with aclosing(reader.changes()) as ids:
+        await anext(ids)  # from then on nothing is missed
+        changed = _Changed(ids)
+        try:
+            yield changed
+        finally:
+            changed.task.cancel()
+            await asyncio.wait({changed.task})

@@ -7,14 +7,30 @@ import json
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from tornado.web import HTTPError, RequestHandler
 
+from gateway import __version__
 from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.openapi import document
 from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, Operation, Refused
+from gateway.admin.api.schema import Delivery, Problem, Selected
 from gateway.audit import LOOK
 from gateway.process.supervisor import Supervisor
+
+_REF = "#/components/schemas/{model}"
+#: By status: when it is answered.
+_PROBLEMS = {
+    400: "A parameter is wrong",
+    401: "The token is missing or wrong",
+    403: "The request comes from another web page",
+    404: "There is no such delivery, group or route, no journal, or no [notify]",
+    405: "The method is another one",
+    409: "The delivery was not replayed",
+    500: "Something went wrong, which the gateway's log has",
+    503: "The journal's Redis or the broker does not answer, or the broker took no replay",
+}
 
 
 def routes(
@@ -41,10 +57,7 @@ class Call(Guarded):
     """Runs one operation and answers with its model as JSON."""
 
     def initialize(  # type: ignore[override] # Tornado's way
-        self,
-        supervisor: Supervisor,
-        operations: dict[str, Operation],
-        subjects: dict[type, object],
+        self, supervisor: Supervisor, operations: dict[str, Operation], subjects: dict[type, object]
     ) -> None:
         super().initialize(supervisor)
         self._operations = operations
@@ -84,7 +97,7 @@ class Document(Guarded):
 
     def get(self) -> None:
         self.set_header("Content-Type", "application/json")
-        self.finish(_document())
+        self.finish(json.dumps(document()))
 
 
 class Unknown(Guarded):
@@ -96,5 +109,78 @@ class Unknown(Guarded):
 
 
 @cache
-def _document() -> str:
-    return json.dumps(document())
+def document() -> dict[str, Any]:
+    """Return the document, for OpenAPI 3.1."""
+    models: list[type[BaseModel]] = [Problem, Delivery, *(each.answer for each in OPERATIONS)]
+    _, schemas = models_json_schema(
+        [(model, "serialization") for model in dict.fromkeys(models)], ref_template=_REF
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    paths[CHANGES] = {"get": _changes()}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "celery-gateway",
+            "version": __version__,
+            "description": "A gateway's journal, replays, failures, history, and other gateways.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/", "description": "the admin port"}],
+        "security": [{"token": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "the setting `admin_token`, where there is one",
+                }
+            },
+        },
+    }
+
+
+def _operation(
+    name: str, summary: str, parameters: list[dict[str, Any]], description: str, content: Any
+) -> dict[str, Any]:
+    schema = {"$ref": _REF.format(model=Problem.__name__)}
+    problem = {"application/problem+json": {"schema": schema}}
+    refused = {str(k): {"description": v, "content": problem} for k, v in _PROBLEMS.items()}
+    answers = {"200": {"description": description, "content": content}, **refused}
+    about = {"operationId": name, "summary": summary, "parameters": parameters}
+    return {**about, "responses": answers}
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    answer, parameters = operation.answer, _parameters(operation.parameters, operation.path)
+    schema = {"$ref": _REF.format(model=answer.__name__)}
+    description = (answer.__doc__ or "").strip().partition("\n")[0]
+    content = {"application/json": {"schema": schema}}
+    return _operation(operation.run.__name__, operation.summary, parameters, description, content)
+
+
+def _parameters(model: type[BaseModel], path: str) -> list[dict[str, Any]]:
+    schema = model.model_json_schema()
+    found = []
+    for name, own in schema["properties"].items():
+        text, within = own.pop("description", ""), f"{{{name}}}" in path
+        own.pop("title", None)
+        found.append({
+            "name": name, "in": "path" if within else "query", "description": text, "schema": own,
+            "required": within or name in schema.get("required", ()),
+        })  # fmt: skip
+    return found
+
+
+def _changes() -> dict[str, Any]:
+    text = (
+        "Server-sent events: `delivery` with a Delivery as JSON for each that is received or "
+        "changes, and `missed` with a number where there were more than can be told."
+    )
+    summary = "Tell each delivery when it is received or changes."
+    parameters = _parameters(Selected, CHANGES)
+    content: dict[str, Any] = {"text/event-stream": {"schema": {}}}
+    return _operation("watch_deliveries", summary, parameters, text, content)

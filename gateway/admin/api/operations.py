@@ -11,30 +11,10 @@ from typing import Any, cast, get_type_hints
 
 from pydantic import BaseModel
 
-from gateway.admin.api.schema import (
-    Delivery,
-    Done,
-    FailureGroup,
-    FailureGroups,
-    GroupReplayWanted,
-    HistoryWanted,
-    MuteWanted,
-    Nothing,
-    One,
-    OneGroup,
-    Page,
-    PageWanted,
-    Parameters,
-    Past,
-    Replayed,
-    Replays,
-    ReplaysWanted,
-    ReplayWanted,
-    Seen,
-    WholeDelivery,
-)
+from gateway.admin.api import schema
 from gateway.archive.reading import reading
 from gateway.audit import LOOK, MUTE, REPLAY, RESOLVE
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.history.gateways import Gateways
@@ -61,29 +41,40 @@ class Refused(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-async def list_deliveries(config: Config, wanted: PageWanted) -> Page:
-    """List deliveries, the newest first."""
-    found: list[Delivery] = []
-    position = ""
+async def newest(
+    config: Config, chosen: Filter, before: str, least: int, most: int = 0, seconds: float = 0.0
+) -> tuple[list[Entry], str, Reader]:
+    """Return `least` of the newest deliveries, and up to `most` in so many `seconds`.
+
+    With them comes the position after which there may be more ("": there are none), and the reader.
+    """
+    found: list[Entry] = []
+    end = monotonic() + seconds
     async with (
         reading(config) as reader,
-        aclosing(reader.find(wanted.filter(), wanted.before, PATIENCE)) as entries,
+        aclosing(reader.find(chosen, before, PATIENCE)) as entries,
     ):
         async for entry in entries:
-            if len(found) == wanted.limit:
-                return Page(deliveries=found, next=position, problems=reader.problems)
-            found.append(Delivery.of(entry))
-            position = entry.position
-        return Page(deliveries=found, next=reader.reached or None, problems=reader.problems)
+            if len(found) >= least and (len(found) >= most or monotonic() > end):
+                return found, found[-1].position, reader
+            found.append(entry)
+    return found, reader.reached, reader
 
 
-async def get_delivery(config: Config, wanted: One) -> WholeDelivery:
+async def list_deliveries(config: Config, wanted: schema.PageWanted) -> schema.Page:
+    """List deliveries, the newest first."""
+    found, after, reader = await newest(config, wanted.filter(), wanted.before, wanted.limit)
+    deliveries = [schema.Delivery.of(entry) for entry in found]
+    return schema.Page(deliveries=deliveries, next=after or None, problems=reader.problems)
+
+
+async def get_delivery(config: Config, wanted: schema.One) -> schema.WholeDelivery:
     """Return one delivery with the call of its task."""
     async with reading(config) as reader:
-        return WholeDelivery.whole(await _known(reader, wanted.id))
+        return schema.WholeDelivery.whole(await _known(reader, wanted.id))
 
 
-async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
+async def replay_delivery(config: Config, wanted: schema.ReplayWanted) -> schema.Replayed:
     """Run a delivery's task again, as another task."""
     async with reading_journal(config) as reader:
         entry = await _known(reader, wanted.id)
@@ -102,10 +93,10 @@ async def replay_delivery(config: Config, wanted: ReplayWanted) -> Replayed:
         if begun.unavailable:
             raise Refused(503, "unavailable", why)
         raise Refused(409, MAY_HAVE_RUN if begun.may_have_run else NOT_REPLAYED, why)
-    return Replayed.of(begun)
+    return schema.Replayed.of(begun)
 
 
-async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
+async def replay_deliveries(config: Config, wanted: schema.ReplaysWanted) -> schema.Replays:
     """Run the tasks of all deliveries that a filter takes again, the oldest first.
 
     Where more than `limit` are found, repeat the request with `next` as `after`, and with the `to`
@@ -123,69 +114,69 @@ async def replay_deliveries(config: Config, wanted: ReplaysWanted) -> Replays:
     done = len(now) if wanted.dry_run else len(replayed)
     if wanted.rate and replayed and len(found) > done:
         await asyncio.sleep(1 / wanted.rate)  # as the next request may follow at once
-    return Replays(
+    return schema.Replays(
         replayed=replayed,
         would_be=[entry.id for entry in now] if wanted.dry_run else [],
-        left_out=Replays.others(others),
+        left_out=schema.Replays.others(others),
         left=len(found) - done,
         next=now[done - 1].position if done and len(found) > done else None,
         to=found[-1].position if found else None,
     )
 
 
-async def list_failures(config: Config, wanted: Nothing) -> FailureGroups:
+async def list_failures(config: Config, wanted: schema.Nothing) -> schema.FailureGroups:
     """List the groups of failures, the one that has failed last first."""
     async with JournalStore.opened(config) as store:
-        groups = [FailureGroup(**each.as_object()) for each in await store.groups()]
-    return FailureGroups(groups=groups, notify=config.notify.kind if config.notify else "")
+        groups = [schema.FailureGroup(**each.as_object()) for each in await store.groups()]
+    return schema.FailureGroups(groups=groups, notify=config.notify.kind if config.notify else "")
 
 
-async def mute_failures(config: Config, wanted: MuteWanted) -> Done:
+async def mute_failures(config: Config, wanted: schema.MuteWanted) -> schema.Done:
     """Tell nothing of a group of failures for a while."""
     return await _change_group(config, wanted.id, read_until(wanted.until))
 
 
-async def resolve_failures(config: Config, wanted: OneGroup) -> Done:
+async def resolve_failures(config: Config, wanted: schema.OneGroup) -> schema.Done:
     """Say that a group of failures is resolved; it comes back when one fails again."""
     return await _change_group(config, wanted.id, None)
 
 
-async def _change_group(config: Config, group: str, muted: datetime | None) -> Done:
+async def _change_group(config: Config, group: str, muted: datetime | None) -> schema.Done:
     async with JournalStore.opened(config) as store:
         if not await store.change_group(group, muted):
             raise Refused(404, "not-found", "there is no such group")
-    return Done()
+    return schema.Done()
 
 
-async def replay_failures(config: Config, wanted: GroupReplayWanted) -> Replays:
+async def replay_failures(config: Config, wanted: schema.GroupReplayWanted) -> schema.Replays:
     """Run the tasks of all deliveries of a group again, as `replay_deliveries` does."""
     options = wanted.model_dump(exclude={"id"})
-    return await replay_deliveries(config, ReplaysWanted(group=wanted.id, **options))
+    return await replay_deliveries(config, schema.ReplaysWanted(group=wanted.id, **options))
 
 
-async def test_notification(config: Config, wanted: Nothing) -> Done:
+async def test_notification(config: Config, wanted: schema.Nothing) -> schema.Done:
     """Send a test to whom `[notify]` names."""
     from gateway.failures.telling import send_test
 
     if config.notify is None:
         raise Refused(404, "not-found", "there is no [notify] in the configuration")
     await send_test(config)
-    return Done()
+    return schema.Done()
 
 
 async def _replay(
     config: Config, chosen: Sequence[Entry], again: bool, rate: float | None
-) -> list[Replayed]:
+) -> list[schema.Replayed]:
     """Replay deliveries; return how that began, up to one for which a server did not answer."""
-    done: list[Replayed] = []
+    done: list[schema.Replayed] = []
     async with replaying(config) as replays:
         try:
             async for begun in replays.run_all(chosen, again, rate):
-                done.append(Replayed.of(begun))
+                done.append(schema.Replayed.of(begun))
         except GatewayError as exc:  # what was replayed before has to be told
             problem = f"it may have been replayed: {exc}"
             unknown = chosen[len(done)].id
-            done.append(Replayed(delivery_id=unknown, task_id="", problem=problem))
+            done.append(schema.Replayed(delivery_id=unknown, task_id="", problem=problem))
     return done
 
 
@@ -196,17 +187,17 @@ async def _known(reader: Reader, delivery_id: str) -> Entry:
     return entry
 
 
-async def get_history(history: History, wanted: HistoryWanted) -> Past:
+async def get_history(history: History, wanted: schema.HistoryWanted) -> schema.Past:
     """Return rates, statuses and latencies of the past."""
     if wanted.route not in (ALL, OTHERS, *history.known):
         routes = ", ".join([*history.known, OTHERS])
         raise Refused(404, "not-found", f"there is no such route; there are {routes}")
-    return Past.of(wanted, history.read(wanted.range, wanted.route), history.routes)
+    return schema.Past.of(wanted, history.read(wanted.range, wanted.route), history.routes)
 
 
-async def list_gateways(gateways: Gateways, wanted: Nothing) -> Seen:
+async def list_gateways(gateways: Gateways, wanted: schema.Nothing) -> schema.Seen:
     """List the gateways of this deployment, and by what they differ."""
-    return Seen.of(gateways)
+    return schema.Seen.of(gateways)
 
 
 @dataclass(frozen=True)
@@ -230,8 +221,8 @@ class Operation:
         return cast(type, subject)
 
     @property
-    def parameters(self) -> type[Parameters]:
-        found: type[Parameters] = get_type_hints(self.run)["wanted"]
+    def parameters(self) -> type[schema.Parameters]:
+        found: type[schema.Parameters] = get_type_hints(self.run)["wanted"]
         return found
 
     @property

@@ -173,20 +173,10 @@ class Delivery(BaseModel):
     @classmethod
     def of(cls, entry: Entry, **more: Any) -> Self:
         """Make it from an entry of the journal; `more` are further fields."""
-        names = ("id", "received_at", "route", "source", "event", "remote", "traceparent")
-        own = (
-            "state", "seconds", "published", "error", "ended_at", "task", "task_id", "queue",
-            "replays", "replaying", "identity",
-        )  # fmt: skip
-        return cls(
-            **{name: entry.delivery.get(name, "") for name in names},
-            **{name: getattr(entry, name) for name in own},
-            status=entry.status or None,
-            gone=entry.status == GONE,
-            attempts=entry.attempts or None,
-            request=RefusedRequest(**entry.request) if entry.request else None,
-            **more,
-        )
+        given = entry.delivery.get
+        known = {name: getattr(entry, name, given(name, "")) for name in cls.model_fields}
+        empty = {name: known[name] or None for name in ("status", "attempts", "request")}
+        return cls(**{**known, **empty, "gone": entry.status == GONE, **more})
 
 
 class TaskCall(BaseModel):
@@ -227,11 +217,7 @@ class WholeDelivery(Delivery):
         return cls.of(
             entry,
             params=entry.delivery.get("params", {}),
-            query_string=entry.delivery.get("query_string", ""),
             call=TaskCall(args=args, keywords=kwargs) if entry.call else None,
-            **{name: getattr(entry, name) for name in ("redacted", "begun_at", "late_at")},
-            runs=[Run(**each) for each in entry.runs],
-            edited_from=entry.edited_from,
             replayable=not entry.unsendable,
         )
 
@@ -253,7 +239,7 @@ class Replayed(BaseModel):
 
     @classmethod
     def of(cls, replay: Replay) -> Self:
-        return cls(delivery_id=replay.delivery_id, task_id=replay.task_id, problem=replay.problem)
+        return cls.model_validate(replay, from_attributes=True)
 
 
 class LeftOut(BaseModel):
@@ -310,23 +296,17 @@ class Past(BaseModel):
         def each(value: Callable[[Slot], T]) -> list[T | None]:
             return [value(slot) if slot.seconds else None for slot in slots]
 
+        since = datetime.fromtimestamp(slots[0].time, UTC).isoformat()
+        by_status = (each(lambda slot, at=at: slot.counts[at]) for at in range(len(STATUSES)))  # type: ignore[misc]
         return cls(
-            range=wanted.range,
-            route=wanted.route,
-            routes=routes,
-            step=RANGES[wanted.range][0],
-            since=datetime.fromtimestamp(slots[0].time, UTC).isoformat(),
-            seconds=[round(slot.seconds, 1) for slot in slots],
+            range=wanted.range, route=wanted.route, routes=routes, step=RANGES[wanted.range][0],
+            since=since, seconds=[round(slot.seconds, 1) for slot in slots],
             received=each(lambda slot: slot.received),
-            statuses={
-                status: each(lambda slot, at=at: slot.counts[at])  # type: ignore[misc]
-                for at, status in enumerate(STATUSES)
-            },
+            statuses=dict(zip(STATUSES, by_status, strict=True)),
             failed_later=each(lambda slot: slot.counts[LATER]),
             waiting=each(lambda slot: round(slot.waiting, 3)),
-            p50=each(lambda slot: slot.quantile(0.5)),
-            p99=each(lambda slot: slot.quantile(0.99)),
-        )
+            p50=each(lambda slot: slot.quantile(0.5)), p99=each(lambda slot: slot.quantile(0.99)),
+        )  # fmt: skip
 
 
 class DifferenceSeen(BaseModel):
@@ -353,23 +333,14 @@ class Seen(BaseModel):
 
     @classmethod
     def of(cls, gateways: Gateways) -> Self:
-        found = gateways.differences
-        return cls(
-            asked=gateways.own.name,
-            problem=gateways.problem,
-            gateways=[
-                GatewaySeen(
-                    **line.model_dump(),
-                    is_lost=line.lost,
-                    differences=[
-                        DifferenceSeen(kind=each.kind, text=each.text, wrong=each.wrong)
-                        for each in found
-                        if each.gateway == line.name
-                    ],
-                )
-                for line in gateways.lines
-            ],
-        )
+        found: dict[str, list[DifferenceSeen]] = {line.name: [] for line in gateways.lines}
+        for each in gateways.differences:
+            found[each.gateway].append(DifferenceSeen.model_validate(each, from_attributes=True))
+        seen = [
+            GatewaySeen(**line.model_dump(), is_lost=line.lost, differences=found[line.name])
+            for line in gateways.lines
+        ]
+        return cls(asked=gateways.own.name, problem=gateways.problem, gateways=seen)
 
 
 class FailureGroup(BaseModel):

@@ -31,28 +31,38 @@ class Shown(NamedTuple):
     cut: bool = False
 
 
-def shown(body: Any, headers: Mapping[str, str]) -> Shown:
-    """Return a body of a call as it can be read."""
+def _read(body: Any, headers: Mapping[str, str]) -> tuple[str, Any]:
+    """Return what kind of body it is, and its value: what JSON says, or the base64 of bytes."""
     if isinstance(body, Mapping) and "__type__" in body:
-        return _bytes(str(body.get("__value__", "")))
+        return "bytes", str(body.get("__value__", ""))
     if not isinstance(body, str):
-        return Shown("JSON", _fold(body), len(json.dumps(body)))
-    size = len(body.encode(errors="replace"))
-    kind = headers.get("content-type", "")
-    if len(body) > _MOST:
-        return Shown("text", f"<pre>{_text(body[:_MOST])}</pre>", size, cut=True)
+        return "JSON", body
     if body[:1] in ("{", "["):
         try:
-            return Shown("JSON", _fold(read_json(body)), size)
+            return "JSON", read_json(body)
         except (ValueError, RecursionError):
-            return Shown("text, no valid JSON", f"<pre>{_text(body)}</pre>", size)
+            return "text, no valid JSON", body
     if body[:1] == "<":
-        return Shown("XML", f"<pre>{_text(_indented(body, _MOST))}</pre>", size)
-    if "form-urlencoded" in kind:
+        return "XML", body
+    return "form" if "form-urlencoded" in headers.get("content-type", "") else "text", body
+
+
+def shown(body: Any, headers: Mapping[str, str]) -> Shown:
+    """Return a body of a call as it can be read."""
+    size = len((body if isinstance(body, str) else json.dumps(body)).encode(errors="replace"))
+    if isinstance(body, str) and len(body) > _MOST:
+        return Shown("text", f"<pre>{_text(body[:_MOST])}</pre>", size, cut=True)
+    kind, value = _read(body, headers)
+    if kind == "bytes":
+        return _bytes(value)
+    if kind == "JSON":
+        return Shown(kind, _fold(value), size)
+    if kind == "form":
         pairs = parse_qsl(body, keep_blank_values=True)
-        rows = "".join(f"<dt>{escape(name)}</dt><dd>{_text(value)}</dd>" for name, value in pairs)
-        return Shown("form", f'<dl class="facts mono">{rows}</dl>', size)
-    return Shown("text", f"<pre>{_text(body)}</pre>", size)
+        rows = "".join(f"<dt>{escape(name)}</dt><dd>{_text(text)}</dd>" for name, text in pairs)
+        return Shown(kind, f'<dl class="facts mono">{rows}</dl>', size)
+    text = _indented(body, _MOST) if kind == "XML" else body
+    return Shown(kind, f"<pre>{_text(text)}</pre>", size)
 
 
 def lines(body: Any, headers: Mapping[str, str], most: int) -> list[str]:
@@ -60,19 +70,14 @@ def lines(body: Any, headers: Mapping[str, str], most: int) -> list[str]:
 
     Where there are more than `most`, these have more than that, and need not be all.
     """
-    if isinstance(body, Mapping) and "__type__" in body:
-        return _dumped(str(body.get("__value__", "")))[0]
-    if not isinstance(body, str):
-        return _json_lines(body, most)
-    if body[:1] in ("{", "["):
-        try:
-            return _json_lines(read_json(body), most)
-        except (ValueError, RecursionError):
-            return body.splitlines()
-    if body[:1] == "<":
-        return _indented(body, most).splitlines()
-    form = "form-urlencoded" in headers.get("content-type", "")
-    return body.split("&") if form else body.splitlines()
+    kind, value = _read(body, headers)
+    if kind == "bytes":
+        return _dumped(value)[0]
+    if kind == "JSON":
+        return _json_lines(value, most)
+    if kind == "form":
+        return str(value).split("&")
+    return (_indented(value, most) if kind == "XML" else str(value)).splitlines()
 
 
 def _json_lines(value: Any, most: int) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gateway.admin.api.schema import One
 from gateway.admin.pages.bodies import lines
-from gateway.admin.pages.delivery import facts, found, sent
+from gateway.admin.pages.delivery import facts, sent
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import lasting
 from gateway.archive.reading import reading
@@ -53,9 +53,9 @@ class Compare(View):
     async def content(self, *path: str) -> dict[str, Any]:
         wanted = self.parameters(ComparedWanted, {"id": path[0]})
         async with reading(self.config) as reader:
-            left = await found(reader, wanted.id)
+            left = await self.delivery(wanted.id, reader)
             other = wanted.other.strip() or left.edited_from or await _good(reader, left)
-            right = await found(reader, other) if other else None
+            right = await self.delivery(other, reader) if other else None
         shown: dict[str, Any] = {"entry": left, "given": wanted.other, "right": right}
         if right is None:
             return shown

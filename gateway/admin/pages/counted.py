@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from gateway.admin.families import About, Buckets, Family, families
+from gateway.admin.families import Buckets, Family, families
 from gateway.metric_table import REQUESTS, UNVERIFIED
 from gateway.process.supervisor import Supervisor
 
@@ -44,8 +44,7 @@ class Counted:
     """All metrics, by their names."""
 
     def __init__(self, supervisor: Supervisor):
-        about = About.of(supervisor, [])
-        self._families = {each.name: each for each in families(supervisor.totals(), about)}
+        self._families = {each.name: each for each in families(supervisor.totals(), {})}
 
     def of(self, name: str) -> Family:
         return self._families[name]

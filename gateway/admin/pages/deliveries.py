@@ -5,40 +5,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
+from urllib.parse import urlencode
 
 from pydantic import Field
 
-from gateway.admin.api.operations import PATIENCE
-from gateway.admin.api.schema import PageWanted
+from gateway.admin.api.operations import newest, replay_deliveries
+from gateway.admin.api.schema import PageWanted, ReplaysWanted
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import tone
-from gateway.archive.reading import reading
-from gateway.clock import monotonic, time
+from gateway.audit import REPLAY
+from gateway.clock import time
 from gateway.config.settings import Config
-from gateway.journal.entry import (
-    ACCEPTED,
-    ANSWERED_LATE,
-    DEAD_LETTERED,
-    EXPIRED,
-    FAILED,
-    IGNORED,
-    LATE_FAILED,
-    LATE_UNCERTAIN,
-    RECEIVED,
-    REFUSED,
-    REPLAYED,
-    RUNNING,
-    STATES,
-    Entry,
-    order,
-)
+from gateway.journal import entry as states
+from gateway.journal.entry import Entry, order
 from gateway.journal.filter import PARTS, Filter
-from gateway.journal.reading import Reader
 
 #: How many of the newest are counted at most, and for how many seconds.
 _COUNTED, _BUDGET = 1_000, 0.05
@@ -46,12 +30,14 @@ _COLUMNS = 80  # of the histogram
 #: Each tab: its name, the state whose symbol it has, and its states as the filter has them.
 TABS = (
     ("All", "", ""),
-    ("Not done", FAILED, ",".join((FAILED, DEAD_LETTERED, EXPIRED))),
-    ("Refused", REFUSED, REFUSED),
-    ("Late", LATE_UNCERTAIN, ",".join((ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN))),
-    ("On its way", RUNNING, ",".join((RECEIVED, ACCEPTED, RUNNING, REPLAYED))),
-    ("Ignored", IGNORED, IGNORED),
-)
+    ("Not done", states.FAILED, ",".join((states.FAILED, states.DEAD_LETTERED, states.EXPIRED))),
+    ("Refused", states.REFUSED, states.REFUSED),
+    ("Late", states.LATE_UNCERTAIN,
+     ",".join((states.ANSWERED_LATE, states.LATE_FAILED, states.LATE_UNCERTAIN))),
+    ("On its way", states.RUNNING,
+     ",".join((states.RECEIVED, states.ACCEPTED, states.RUNNING, states.REPLAYED))),
+    ("Ignored", states.IGNORED, states.IGNORED),
+)  # fmt: skip
 _WORDS = re.compile(rf'({"|".join(PARTS)}):("[^"]*"|\S+)')
 
 
@@ -82,7 +68,7 @@ class Deliveries(View):
         filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
         shown: dict[str, Any] = {
             "about": about, "before": wanted.before, "commands": (), "filters": filters,
-            "kept": kept, "parts": PARTS, "states": STATES, "tabs": TABS,
+            "kept": kept, "parts": PARTS, "states": states.STATES, "tabs": TABS,
             "tab": next((name for name, _, some in TABS if some == wanted.state), ""),
         }  # fmt: skip
         if not kept:
@@ -94,7 +80,9 @@ class Deliveries(View):
         more = older = ""
         if not chosen.text:  # a text is searched for once only
             anyhow = replace(chosen, state=frozenset())
-            found, more, reader = await _newest(self.config, anyhow, "", wanted.limit + 1, _COUNTED)
+            found, more, reader = await newest(
+                self.config, anyhow, "", wanted.limit + 1, _COUNTED, _BUDGET
+            )
         last = order(wanted.before) if wanted.before else (inf,)
         rows = [each for each in found if order(each.position) < last and chosen.takes(each)]
         if len(rows) > wanted.limit:
@@ -102,7 +90,7 @@ class Deliveries(View):
         elif not (chosen.text or chosen.state or wanted.before):
             older = more
         elif chosen.text or more:  # there may be some that are not among those found
-            rows, older, reader = await _newest(self.config, chosen, wanted.before, wanted.limit)
+            rows, older, reader = await newest(self.config, chosen, wanted.before, wanted.limit)
         shown |= {"rows": rows[: wanted.limit], "older": older, "problems": reader.problems}
         # When those were received up to which it has looked, where there was no more time.
         shown["reached"] = older and older == reader.reached and order(older)[0] / 1e3
@@ -110,33 +98,56 @@ class Deliveries(View):
         return shown | _drawn(self, chosen, found, bool(more))
 
 
-async def _newest(
-    config: Config, chosen: Filter, before: str, least: int, most: int = 0
-) -> tuple[list[Entry], str, Reader]:
-    """Return `least` of the newest deliveries, and up to `most` in the time of `_BUDGET`.
+_AT_ONCE = 100  # deliveries that one request sends again
 
-    With them comes the position after which there may be more ("": there are none), and the reader.
-    """
-    found: list[Entry] = []
-    end = monotonic() + _BUDGET
-    async with (
-        reading(config) as reader,
-        aclosing(reader.find(chosen, before, PATIENCE)) as entries,
-    ):
-        async for entry in entries:
-            if len(found) >= least and (len(found) >= most or monotonic() > end):
-                return found, found[-1].position, reader
-            found.append(entry)
-    return found, reader.reached, reader
+
+class Again(View):
+    """Says how many deliveries of a filter would be sent again, and how many are left out."""
+
+    path, template, allowed = "deliveries", "again.html", "GET, POST"
+
+    async def content(self, *path: str) -> dict[str, Any]:
+        wanted = self.parameters(ReplaysWanted, {})
+        filters = {name: value for name in PARTS if (value := getattr(wanted, name))}
+        shown: dict[str, Any] = {"back": self.link("deliveries", **filters), "filters": filters}
+        if filters and not self.live:  # the journal may be long: the page asks for the rest itself
+            return shown | {"would": None}
+        times = absolute(wanted.filter())  # what is shown is sent, also a minute later
+        would = await replay_deliveries(
+            self.config, wanted.model_copy(update=times | {"dry_run": True, "limit": 1})
+        )
+        bounds = times | {"to": would.to or ""}
+        return shown | {
+            "first": self.link(**bounds, limit="1"),
+            "many": len(would.would_be) + would.left,
+            "send": self.link(**bounds),
+            "would": would,
+        }
+
+    async def act(self, *path: str) -> None:
+        wanted = self.parameters(ReplaysWanted, {})
+        one = wanted.limit == 1
+        self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
+        done = await replay_deliveries(
+            self.config, wanted.model_copy(update={"limit": 1 if one else _AT_ONCE})
+        )
+        problems = [f"{each.delivery_id}: {each.problem}" for each in done.replayed if each.problem]
+        answer: dict[str, Any] = {"taken": len(done.replayed) - len(problems), "problems": problems}
+        if one and done.replayed:
+            answer["go"] = self.link(f"deliveries/{done.replayed[0].delivery_id}")
+        elif done.next and not one:
+            query = wanted.model_dump(exclude_defaults=True) | {"after": done.next}
+            answer["more"] = f"again?{urlencode(query)}"
+        self.finish(answer)
 
 
 def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> dict[str, Any]:
     """Return the counts of the tabs, and the bars over time."""
     if not found:
         return {"counts": None, "histogram": (), "more": False, "seen": 0}
-    states = Counter(entry.state for entry in found)
+    found_states = Counter(entry.state for entry in found)
     counts = {
-        name: sum(states[each] for each in some.split(",")) if some else len(found)
+        name: sum(found_states[each] for each in some.split(",")) if some else len(found)
         for name, _, some in TABS
     }
     times = [datetime.fromisoformat(each.delivery["received_at"]).timestamp() for each in found]

@@ -14,17 +14,15 @@ from tornado.web import stream_request_body
 
 from gateway import nesting
 from gateway.admin.api.operations import NOT_REPLAYED, Refused, replay_delivery
-from gateway.admin.api.schema import One, ReplayWanted
+from gateway.admin.api.schema import ReplayWanted
 from gateway.admin.pages.bodies import shown
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting
-from gateway.archive.reading import reading
 from gateway.audit import LOOK, REPLAY
 from gateway.config.settings import Config
 from gateway.journal import entry as states
 from gateway.journal.entry import GONE, OPEN, Entry
 from gateway.journal.filter import status
-from gateway.journal.reading import Reader
 from gateway.journal.replay import replaying, uneditable
 from gateway.sources import of
 
@@ -69,31 +67,24 @@ class OneDelivery(View):
     path, template = "deliveries", "delivery.html"
 
     async def content(self, *path: str) -> dict[str, Any]:
-        wanted = self.parameters(One, {"id": path[0]})
-        async with reading(self.config) as reader:
-            entry = await found(reader, wanted.id)
+        entry = await self.delivery(path[0])
         bodies = self.may("bodies") and not self.live
         if bodies:
-            self.audit(LOOK, id=wanted.id)
+            self.audit(LOOK, id=entry.id)
         answered, worked = timeline(self.config, entry)
         args, kwargs = entry.arguments()
         request = _request(args, kwargs)
         return {
-            "answered": answered,
-            "bodies": bodies,
+            "answered": answered, "bodies": bodies, "entry": entry, "worked": worked,
             "body": request and shown(request[2], request[1]),
             "call": shown({"args": args, "kwargs": kwargs}, {}) if entry.call else None,
             "commands": commands(self.config, entry, request) if bodies else {},
             "editable": self.may("act") and not uneditable(self.config, entry),
-            "entry": entry,
-            "facts": facts(entry, self.may("bodies")),
-            "headers": request[1] if request else {},
-            "open": entry.state in OPEN,
-            "done": entry.state in states.DONE,
+            "facts": facts(entry, self.may("bodies")), "headers": request[1] if request else {},
+            "open": entry.state in OPEN, "done": entry.state in states.DONE,
             "story": story(self.config, entry),
             "copied": self.root + "deliveries/" + quote(entry.edited_from, ""),
-            "worked": worked,
-        }
+        }  # fmt: skip
 
 
 @stream_request_body
@@ -116,11 +107,8 @@ class Edit(View):
 
     async def _find(self, delivery_id: str) -> tuple[Entry, str]:
         """Return the delivery and the text to be edited."""
-        wanted = self.parameters(One, {"id": delivery_id})
-        async with reading(self.config) as reader:
-            entry = await found(reader, wanted.id)
-        text = editable(entry)
-        why = uneditable(self.config, entry)
+        entry = await self.delivery(delivery_id)
+        text, why = editable(entry), uneditable(self.config, entry)
         if why or text is None:
             why = why or "it is not text, or too long"
             raise Refused(409, NOT_REPLAYED, f"It cannot be edited here: {why}.")
@@ -132,11 +120,8 @@ class Edit(View):
         args, kwargs = entry.arguments()
         return {"entry": entry, "is_body": _request(args, kwargs) is not None, "text": text}
 
-    async def post(self, delivery_id: str) -> None:
-        await self.served(self._send(delivery_id))
-
-    async def _send(self, delivery_id: str) -> None:
-        entry, before = await self._find(delivery_id)
+    async def act(self, *path: str) -> None:
+        entry, before = await self._find(path[0])
         try:
             text = self._received.decode()
             call = edited(entry, text)
@@ -157,35 +142,21 @@ class Replay(View):
 
     allowed = "POST"
 
-    async def post(self, delivery_id: str) -> None:
-        await self.served(self._replay(delivery_id))
-
-    async def _replay(self, delivery_id: str) -> None:
-        wanted = self.parameters(ReplayWanted, {"id": delivery_id})
+    async def act(self, *path: str) -> None:
+        wanted = self.parameters(ReplayWanted, {"id": path[0]})
         self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
         begun = await replay_delivery(self.config, wanted)
         self.finish({"task_id": begun.task_id})
 
 
-async def found(reader: Reader, delivery_id: str) -> Entry:
-    """Return a delivery by its id; raises `Refused` where there is none."""
-    entry = await reader.get(delivery_id)
-    if entry is None:
-        why = "; ".join(["There is no such delivery, or none any more", *reader.problems])
-        raise Refused(404, "not-found", f"{why}.")
-    return entry
-
-
 def editable(entry: Entry) -> str | None:
     """Return the body as text, or the arguments as JSON; None: neither can be edited."""
     args, kwargs = entry.arguments()
-    request = _request(args, kwargs)
     text: Any = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False, indent=2)
-    if request:
+    if request := _request(args, kwargs):
         text = request[2]
-    if isinstance(text, str) and len(text.encode(errors="replace")) <= _MOST:
-        return text
-    return None
+    short = isinstance(text, str) and len(text.encode(errors="replace")) <= _MOST
+    return text if short else None
 
 
 def edited(entry: Entry, text: str) -> bytes:

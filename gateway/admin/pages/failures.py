@@ -76,10 +76,8 @@ class Change(View):
 
     allowed = "POST"
 
-    async def post(self, group: str, what: str) -> None:
-        await self.served(self._run(group, what))
-
-    async def _run(self, group: str, what: str) -> None:
+    async def act(self, *path: str) -> None:
+        group, what = path
         if what == "mute":
             wanted = self.parameters(MuteWanted, {"id": group})
             self.audit(MUTE, **wanted.model_dump())
@@ -95,10 +93,7 @@ class Test(View):
 
     allowed = "POST"
 
-    async def post(self) -> None:
-        await self.served(self._run())
-
-    async def _run(self) -> None:
+    async def act(self, *path: str) -> None:
         await operations.test_notification(self.config, Nothing())
         self.finish({"said": "A test was sent: see whether it has arrived."})
 

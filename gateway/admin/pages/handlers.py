@@ -6,9 +6,8 @@ from typing import Any
 
 from tornado.web import RequestHandler
 
-from gateway.admin.pages.again import Again
 from gateway.admin.pages.compared import Compare
-from gateway.admin.pages.deliveries import Deliveries
+from gateway.admin.pages.deliveries import Again, Deliveries
 from gateway.admin.pages.delivery import Edit, OneDelivery, Replay
 from gateway.admin.pages.failures import Change, Failures, Test
 from gateway.admin.pages.overview import Overview

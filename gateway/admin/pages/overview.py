@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from gateway.admin.pages.asked import Look
@@ -59,107 +60,68 @@ class Overview(View):
         chosen = self._chosen()
         first, last = slots[0].time, slots[-1].time
         begun = [each for each in self.known.starts if first < each[0]]
+        names = (each.name for each in gateways.lines if each.name != gateways.own.name)
         return {
-            "begun": begun,
-            "chosen": chosen,
-            "choices": [("", "This gateway"), *((each.name, each.name) for each in gateways.lines
-                        if each.name != gateways.own.name), (_ALL, "All gateways")],
-            "commands": first_commands(self.config),
-            "figures": summed(chosen) if chosen else self._figures(slots),
-            "gateways": gateways,
+            "begun": begun, "chosen": chosen, "commands": first_commands(self.config),
+            "choices": [("", "This gateway"), *((each, each) for each in names),
+                        (_ALL, "All gateways")],
+            "figures": summed(chosen) if chosen else self._figures(slots), "gateways": gateways,
             "nothing": not any(slot.received for slot in self.known.history.read("14d", group=288)),
-            "others": self.known.history.read("10m", "others")[-1],
-            "plots": _plots(slots),
-            "queues": most_waiting(look),
-            "rows": rows,
+            "others": self.known.history.read("10m", "others")[-1], "plots": _plots(slots),
+            "queues": most_waiting(look), "rows": rows, "share": share, "spark_of": self._spark,
             "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
             "over": marked([min((at - first) / (last - first), 1.0) for at, _ in begun]),
             "step": lasting(slots[1].time - slots[0].time, 1),
             "troubles": await self._troubles(answers, rows),
             "well": _well_since(self.known.history.read("6h")),
-            "share": share,
-            "spark_of": self._spark,
             "ready": health.ready(answers) and not self.supervisor.draining,
         }  # fmt: skip
 
     async def _troubles(self, answers: health.Answers, rows: list[dict[str, Any]]) -> list[Trouble]:
         """Return what is wrong, and then what is worth a look."""
+        away = "A server is away" if health.ready(answers) else "No route is served"
         found = [
-            Trouble("down", "<b>No route is served</b>" if not health.ready(answers) else
-                    "<b>A server is away</b>", escape(text), link="servers", go="Open servers")
+            Trouble("down", f"<b>{away}</b>", escape(text), link="servers", go="Open servers")
             for text in health.failing(answers)
-        ]  # fmt: skip
+        ]
         found += [
             Trouble("no consumer", _said(text), link="routes", go="Open routes")
             for text in health.warnings(answers)
         ]
-        found += [
-            Trouble(
-                "lost" if each.kind == "lost" else "differs",
-                f"<b>{escape(each.gateway)}</b> "
-                + ("is lost" if each.kind == "lost" else "is not as this gateway"),
-                f"{escape(each.text)}.",
-                link="#gateways",
-                go="See gateways",
-            )
-            for each in self.known.gateways.differences
-            if each.wrong
-        ]
+        for each in self.known.gateways.differences:
+            if each.wrong:
+                state, how = "differs", "not as this gateway"
+                state, how = ("lost", "lost") if each.kind == "lost" else (state, how)
+                told = Trouble(state, f"<b>{escape(each.gateway)}</b> is {how}")
+                told.why, told.link, told.go = f"{escape(each.text)}.", "#gateways", "See gateways"
+                found.append(told)
         groups = await self._groups()
         found += groups
         for row in rows:
-            last: Slot = row["last"]
-            for state, many, what, page in (
-                ("failed", last.failed, "fail", "deliveries"),
-                ("refused", last.refused, "are refused", "sources"),
-            ):
-                grouped = state == "failed" and any(row["path"] in each.what for each in groups)
-                if many >= _FEW and many > _SHARE * last.received and not grouped:
-                    share = f"{many / last.received:.0%}".replace("%", " %")
-                    found.append(
-                        Trouble(
-                            state,
-                            f"<b>{share} of {escape(row['path'])}</b> {what}",
-                            f"{number(many)} of {number(last.received)} in the last 10 minutes.",
-                            hours=row[state],
-                            link=page,
-                            go="Why?" if state == "refused" else "See them",
-                            query={"open": row["source"]}
-                            if state == "refused"
-                            else {"route": row["path"], **failures(last)},
-                        )
-                    )
+            found += _shares(row, any(row["path"] in each.what for each in groups))
         return sorted(found, key=lambda each: tone(each.state) != "bad")
 
     async def _groups(self) -> list[Trouble]:
         """Return the groups of failures that have failed in this hour or the one before."""
         _, groups, problem, untold = await self.known.groups()
         if problem:
-            return [
-                Trouble("down", "<b>The journal cannot be read</b>", escape(problem),
-                        link="servers", go="Open servers")
-            ]  # fmt: skip
+            what = "<b>The journal cannot be read</b>"
+            return [Trouble("down", what, escape(problem), link="servers", go="Open servers")]
         found = []
         if untold:
-            what = f"The last message could not be sent: {escape(untold.rstrip('.'))}."
-            told = Trouble("down", "<b>Nobody is told of failures</b>", what)
+            why = f"The last message could not be sent: {escape(untold.rstrip('.'))}."
+            told = Trouble("down", "<b>Nobody is told of failures</b>", why)
             told.link, told.go = "failures", "Open failures"
             found.append(told)
         for group in groups:
             about, now = group.about, sum(group.hours[-2:])
             if now and group.state not in (MUTED, RESOLVED):
                 text = ": ".join(filter(None, (about.type, about.text))) or about.state
-                found.append(
-                    Trouble(
-                        about.state,
-                        f"<b>{escape(text)}</b> in {escape(about.route)}",
-                        f"{number(now)} in the last two hours, {number(group.count)} in all.",
-                        since=(group.again or group.first) / 1000,
-                        hours=group.hours,
-                        link=f"failures/{group.id}",
-                        go="Open the group",
-                    )
-                )
+                told = Trouble(about.state, f"<b>{escape(text)}</b> in {escape(about.route)}")
+                told.why = f"{number(now)} in the last two hours, {number(group.count)} in all."
+                told.since, told.hours = (group.again or group.first) / 1000, group.hours
+                told.link, told.go = f"failures/{group.id}", "Open the group"
+                found.append(told)
         return found
 
     def _chosen(self) -> list[Line]:
@@ -170,22 +132,15 @@ class Overview(View):
 
     def _figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
         now = total(self.known.history.read("10m")[-60:])
-        usual: dict[str, float | None] = {
-            name: self.known.history.usual(value)
-            for name, value in (("rate", _rate), ("share", share), ("failed", not_done))
-        }  # only where the history has some days
+        values: dict[str, Any] = {"rate": attrgetter("rate"), "share": share, "failed": not_done}
         return {
-            "rate": now.rate,
-            "rates": [slot.rate for slot in slots],
-            "usual": usual,
-            "share": share(now),
-            "fails": bool(now.failed),
-            "failed": not_done(now),
-            "waiting": now.waiting,
+            "rate": now.rate, "rates": [slot.rate for slot in slots], "share": share(now),
+            # Only where the history has some days.
+            "usual": {name: self.known.history.usual(value) for name, value in values.items()},
+            "fails": bool(now.failed), "failed": not_done(now), "waiting": now.waiting,
             "waits": [slot.waiting for slot in slots],
-            "p50": now.quantile(0.5),
-            "p99": now.quantile(0.99),
-        }
+            "p50": now.quantile(0.5), "p99": now.quantile(0.99),
+        }  # fmt: skip
 
     def _routes(self) -> list[dict[str, Any]]:
         """Return the routes, the worst first."""
@@ -206,13 +161,30 @@ class Overview(View):
 
     def _spark(self, path: str) -> list[float]:
         """Return the rates of a route; they are counted anew every few seconds only."""
-        at, rates = self.known.lines.get(f"{self.range} {path}", (0.0, []))
+        key, read = f"{self.range} {path}", self.known.history.read
+        at, rates = self.known.lines.get(key, (0.0, []))
         if not rates or monotonic() - at > _KEPT:
-            rates = [
-                slot.rate for slot in self.known.history.read(self.range, path, _GROUP[self.range])
-            ]
-            self.known.lines[f"{self.range} {path}"] = monotonic(), rates
+            rates = [slot.rate for slot in read(self.range, path, _GROUP[self.range])]
+            self.known.lines[key] = monotonic(), rates
         return rates
+
+
+def _shares(row: dict[str, Any], grouped: bool) -> Iterator[Trouble]:
+    """Yield it if many requests of a route were refused, or failed, unless groups tell that."""
+    last: Slot = row["last"]
+    for state, many, what in (
+        ("failed", 0 if grouped else last.failed, "fail"),
+        ("refused", last.refused, "are refused"),
+    ):
+        if many >= _FEW and many > _SHARE * last.received:
+            share = f"{many / last.received:.0%}".replace("%", " %")
+            told = Trouble(state, f"<b>{share} of {escape(row['path'])}</b> {what}")
+            told.why = f"{number(many)} of {number(last.received)} in the last 10 minutes."
+            told.hours, told.link, told.go = row[state], "deliveries", "See them"
+            told.query = {"route": row["path"], **failures(last)}
+            if state == "refused":
+                told.link, told.go, told.query = "sources", "Why?", {"open": row["source"]}
+            yield told
 
 
 def summed(lines: Sequence[Line]) -> dict[str, Any]:
@@ -225,15 +197,12 @@ def summed(lines: Sequence[Line]) -> dict[str, Any]:
         for name in ("p50", "p99")
     }
     return worst | {
-        "rate": rate,
-        "rates": [sum(filter(None, some)) for some in points] or [0.0],
-        "usual": dict.fromkeys(("rate", "share", "failed")),
+        "rate": rate, "rates": [sum(filter(None, some)) for some in points] or [0.0],
+        "usual": dict.fromkeys(("rate", "share", "failed")), "failed": float(bad),
         "share": max(1 - bad / (60 * rate), 0.0) if rate else None,
         "fails": any(each.failed for each in lines),
-        "failed": float(bad),
-        "waiting": sum(each.waiting for each in lines),
-        "waits": [],
-    }
+        "waiting": sum(each.waiting for each in lines), "waits": [],
+    }  # fmt: skip
 
 
 def most_waiting(look: Look | None) -> dict[str, Any]:
@@ -258,18 +227,6 @@ def _said(warning: str) -> str:
     what, _, remedy = warning.partition(": ")
     text = f"<b>{escape(what[0].upper() + what[1:])}</b>"
     return f"{text}<br>{escape(remedy.replace('`', ''))}" if remedy else text
-
-
-def _rate(slot: Slot) -> float:
-    return slot.rate
-
-
-def _failed(slot: Slot) -> int:
-    return slot.failed
-
-
-def _refused(slot: Slot) -> int:
-    return slot.refused
 
 
 def failures(slot: Slot) -> dict[str, str]:
@@ -306,23 +263,19 @@ def _plots(slots: Sequence[Slot]) -> dict[str, Any]:
     slow = max(filter(None, p99), default=0.0)
     minutes = [slot.seconds / 60 or 1.0 for slot in slots]
     counts = [
-        (kind, [value(slot) / minute for slot, minute in zip(slots, minutes, strict=True)])
-        for kind, value in (
-            ("bad", _failed),
-            ("warn", _refused),
+        (kind, [many / minute for many, minute in zip(some, minutes, strict=True)])
+        for kind, some in (
+            ("bad", [slot.failed for slot in slots]),
+            ("warn", [slot.refused for slot in slots]),
         )
     ]
     first, last = slots[0].time, slots[-1].time
     return {
-        "rate": line(rates, most, filled=True),
-        "most": most,
-        "counts": counts,
+        "rate": line(rates, most, filled=True), "most": most, "counts": counts, "slow": slow,
         "highest": max([5.0, *map(sum, zip(*(values for _, values in counts), strict=True))]),
-        "p50": line(p50, slow),
-        "p99": line(p99, slow, kind="dashed"),
-        "slow": slow,
+        "p50": line(p50, slow), "p99": line(p99, slow, kind="dashed"),
         "axis": [first + (last - first) * part / 3 for part in range(4)],
-    }
+    }  # fmt: skip
 
 
 def line(values: Sequence[float | None], top: float, kind: str = "", filled: bool = False) -> str:

@@ -24,7 +24,7 @@ class Servers(View):
 
     async def content(self, *path: str) -> dict[str, Any]:
         look, redis, archive = await asyncio.gather(
-            self.known.asked.look(), _redis(self.config), _archive(self.config)
+            self.known.asked.look(), _redis(self.config), asyncio.to_thread(_archive, self.config)
         )
         counted = Counted(self.supervisor)
         names = ("journal_deliveries", "journal_open", "journal_bytes", "state_keys",
@@ -53,26 +53,18 @@ async def _redis(config: Config) -> dict[str, Any]:
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     info = {name: value for name, _, value in pairs}
     product = "Valkey" if "valkey_version" in info else "Redis"
-    return {
-        **found,
-        "about": f"{product} {info.get('valkey_version') or info.get('redis_version', '')}",
-        "used": int(info.get("used_memory", 0)),
-        "most": int(info.get("maxmemory", 0)),
-        "policy": info.get("maxmemory_policy", ""),
-        "evicted": int(info.get("evicted_keys", 0)),
-        "replicas": int(info.get("connected_slaves", 0)),
-        "role": info.get("role", ""),
-    }
+    about = f"{product} {info.get('valkey_version') or info.get('redis_version', '')}"
+    numbers = {"used": "used_memory", "most": "maxmemory", "evicted": "evicted_keys",
+               "replicas": "connected_slaves"}  # fmt: skip
+    found |= {name: int(info.get(field, 0)) for name, field in numbers.items()}
+    policy, role = info.get("maxmemory_policy", ""), info.get("role", "")
+    return {**found, "about": about, "policy": policy, "role": role}
 
 
-async def _archive(config: Config) -> dict[str, Any]:
+def _archive(config: Config) -> dict[str, Any]:
     """Return what the archive's database tells."""
     if not config.archive:
         return {}
-    return await asyncio.to_thread(_ask_archive, config)
-
-
-def _ask_archive(config: Config) -> dict[str, Any]:
     import sqlalchemy as sa
 
     from gateway.archive import tables

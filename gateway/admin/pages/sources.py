@@ -19,47 +19,37 @@ from gateway.journal.filter import Filter
 #: were not refused are looked for as long, for each source until twice this time is over.
 _LOOKED, _BUDGET = 2_000, 0.3
 _TAKEN = frozenset(STATES) - {REFUSED}
-#: What metrics call a reason: how people read it, and what they can do about it.
+#: What metrics call a reason: how people read it, and then what they can do about it.
 REASONS = {
     "mismatch": (
         "the signature is wrong",
-        (
-            "Copy the secret from the sender's page, and compare it with secrets of the source.",
-            "Is a proxy on the way that changes the body, the path or the query? Each of them may "
-            "be signed.",
-            "Try it: gateway send --as NAME --secret SECRET URL.",
-        ),
+        "Copy the secret from the sender's page, and compare it with secrets of the source.",
+        "Is a proxy on the way that changes the body, the path or the query? Each of them may be "
+        "signed.",
+        "Try it: gateway send --as NAME --secret SECRET URL.",
     ),
     "missing": (
         "it is not signed",
-        (
-            "Set a secret on the sender's page: without one it signs nothing.",
-            "Does a proxy on the way remove headers?",
-            "Is it this sender at all? The address is in the delivery.",
-        ),
+        "Set a secret on the sender's page: without one it signs nothing.",
+        "Does a proxy on the way remove headers?",
+        "Is it this sender at all? The address is in the delivery.",
     ),
     "timestamp": (
         "its time is too far from ours",
-        (
-            "Compare this machine's clock with others: timedatectl.",
-            "Is the request one that was recorded, and sent again?",
-            "The setting tolerance of the source says how many seconds are allowed.",
-        ),
+        "Compare this machine's clock with others: timedatectl.",
+        "Is the request one that was recorded, and sent again?",
+        "The setting tolerance of the source says how many seconds are allowed.",
     ),
     "encryption": (
         "it cannot be decrypted",
-        ("Compare the source's key for encryption with the one on the sender's page.",),
+        "Compare the source's key for encryption with the one on the sender's page.",
     ),
     "malformed": (
         "it is not in the sender's form",
-        (
-            "The text of the refusal says which part could not be read.",
-            "Does the scheme of the source name this sender, and the version that it sends?",
-        ),
+        "The text of the refusal says which part could not be read.",
+        "Does the scheme of the source name this sender, and the version that it sends?",
     ),
 }
-
-
 #: What to do where a request was refused for something else: by types of `gateway.errors`.
 NEXT = {
     "not-found": "Correct the address at the sender, or add a route.",

@@ -20,6 +20,7 @@ from tornado.web import HTTPError
 from gateway import __version__
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import Refused
+from gateway.admin.api.schema import One
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import FRESH, Asked
 from gateway.archive.reading import reading
@@ -31,6 +32,7 @@ from gateway.history.history import History
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, status
 from gateway.journal.groups import OPEN, Group
+from gateway.journal.reading import Reader
 from gateway.journal.store import JournalStore
 from gateway.process.supervisor import Supervisor
 
@@ -163,6 +165,17 @@ class View(Guarded):
         """Return the variables of the template; raises `Refused`, or `GatewayError` for a 503."""
         raise HTTPError(405)  # what is not shown takes `allowed` only
 
+    async def delivery(self, delivery_id: str, reader: Reader | None = None) -> Entry:
+        """Return a delivery by its id; raises `Refused` where there is none."""
+        if reader is None:
+            wanted = self.parameters(One, {"id": delivery_id})
+            async with reading(self.config) as opened:
+                return await self.delivery(wanted.id, opened)
+        if (entry := await reader.get(delivery_id)) is None:
+            why = "; ".join(["There is no such delivery, or none any more", *reader.problems])
+            raise Refused(404, "not-found", f"{why}.")
+        return entry
+
     async def newest(self, wanted: Filter, most: int, seconds: float) -> tuple[list[Entry], str]:
         """Return the newest deliveries that are found in this time, and why they are not all read.
 
@@ -181,14 +194,21 @@ class View(Guarded):
                     found.append(entry)
                     if len(found) == most or monotonic() > end:
                         break
+            return found, ""
         except GatewayError as exc:
             return found, str(exc)
-        return found, ""
 
     async def get(self, *path: str) -> None:
         await self.served(self._show(path))
 
     head = get
+
+    async def act(self, *path: str) -> None:
+        """Do what a POST asks for; raises as `content` does."""
+        raise HTTPError(405)
+
+    async def post(self, *path: str) -> None:
+        await self.served(self.act(*path))
 
     async def _show(self, path: tuple[str, ...]) -> None:
         found, self.marks = await asyncio.gather(self.content(*path), self.known.marks())
@@ -245,7 +265,7 @@ class View(Guarded):
         own = {name: self.get_query_argument(name) for name in names} | changed
         query = urlencode({name: value for name, value in own.items() if value})
         at = self.request.path.rpartition("/")[2] if path is None else self.root + path
-        return f"{at or './'}?{query}" if query else at or "./"
+        return f"{at or './'}{query and f'?{query}'}"
 
     def get_template_path(self) -> str:
         return str(_HERE / "templates")
@@ -253,21 +273,12 @@ class View(Guarded):
     def get_template_namespace(self) -> dict[str, Any]:
         title = {path: title for path, title, _ in PAGES}.get(self.path, "")
         return {
-            **super().get_template_namespace(),
-            **widgets.ALL,
-            "config": self.config,
-            "file": lambda name: f"{self.root}page/{name}?{_static(name)[1]}",
-            "link": self.link,
-            "marks": self.marks,
-            "now": time(),
-            "pages": PAGES,
-            "ranges": RANGES,
-            "root": self.root,
-            "status": status,
-            "title": title,
-            "version": __version__,
+            **super().get_template_namespace(), **widgets.ALL, "config": self.config,
+            "file": lambda name: f"{self.root}page/{name}?{_static(name)[1]}", "link": self.link,
+            "marks": self.marks, "now": time(), "pages": PAGES, "ranges": RANGES,
+            "root": self.root, "status": status, "title": title, "version": __version__,
             "view": self,
-        }
+        }  # fmt: skip
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None))[1]
@@ -292,10 +303,10 @@ class Session(View):
 
     allowed = "POST"
 
-    async def get(self, *path: str) -> None:
+    async def content(self, *path: str) -> dict[str, Any]:
         raise Refused(405, "method-not-allowed", "POST only")
 
-    def post(self) -> None:
+    async def act(self, *path: str) -> None:
         token = self.config.admin_token
         if token is not None:
             cookie = session(token, int(time()) + SESSION)

@@ -25,19 +25,12 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     states.FAILED: ("square", "bad", ""),
     states.DEAD_LETTERED: ("diamond", "bad", ""),
     states.EXPIRED: ("hourglass", "bad", ""),
-    "well": ("tick", "good", ""),
-    "online": ("tick", "good", ""),
-    "silent": ("dashed", "idle", ""),
-    "unknown": ("dashed", "idle", ""),
+    **dict.fromkeys(("well", "online"), ("tick", "good", "")),
+    **dict.fromkeys(("silent", "unknown"), ("dashed", "idle", "")),
     "replaced": ("loop", "idle", ""),
     "all refused": ("octagon", "warn", ""),
-    "no consumer": ("alarm", "bad", ""),
-    "lost": ("alarm", "bad", ""),
-    "down": ("alarm", "bad", ""),
-    "wrong": ("alarm", "bad", ""),
-    "differs": ("caution", "warn", ""),
-    "hangs": ("caution", "warn", ""),
-    "near a limit": ("caution", "warn", ""),
+    **dict.fromkeys(("no consumer", "lost", "down", "wrong"), ("alarm", "bad", "")),
+    **dict.fromkeys(("differs", "hangs", "near a limit"), ("caution", "warn", "")),
 }
 #: How a time is written: `data-form` of a <time>, which the page's script knows as well.
 _FORMS = {

@@ -48,15 +48,13 @@ async def _one(name: str, check: Check, config: Config) -> list[Finding]:
         async with asyncio.timeout(LIMIT + _MARGIN):
             return await check(config)
     except TimeoutError:
-        return [
-            fail(name, f"the check did not end within {LIMIT:g} s", "check that the host answers")
-        ]
+        problem = f"the check did not end within {LIMIT:g} s"
+        return [fail(name, problem, "check that the host answers")]
     except GatewayError as exc:  # the text has problem and remedy
         return [fail(name, str(exc), "")]
 
 
 async def _notify(config: Config) -> list[Finding]:
-    """Send a test to whom `[notify]` names."""
     await send_test(config)
     return [ok("notify", "a test was sent: see whether it has arrived")]
 
@@ -74,18 +72,13 @@ class _DaemonThreads(ThreadPoolExecutor):
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        Thread(target=_run, args=(future, call, args, kwargs), daemon=True).start()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*args, **kwargs))
+                except BaseException as exc:  # noqa: BLE001 - the future raises it, as in every executor
+                    future.set_exception(exc)
+
+        Thread(target=run, daemon=True).start()
         return future
-
-
-def _run(
-    future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = call(*args, **kwargs)
-    except BaseException as exc:  # noqa: BLE001 - the future raises it, as in every executor
-        future.set_exception(exc)
-    else:
-        future.set_result(result)

@@ -14,7 +14,6 @@ from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
 from gateway.cli.checks import long_tasks, queues, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
-from gateway.cli.checks.ports import another
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.strategies import workers as remote
@@ -44,6 +43,7 @@ async def _check_amqp(config: Config) -> list[Finding]:
         alarms.append(frame.method.reason)
         limit.reschedule(asyncio.get_running_loop().time())
 
+    at = config.brokers.index(well[0])
     try:
         async with asyncio.timeout_at(deadline) as limit:
             async with connected(well[0], config) as connection:
@@ -53,13 +53,10 @@ async def _check_amqp(config: Config) -> list[Finding]:
         if not alarms:
             again = "run it again, when this machine and the broker are less busy"
             return [*lines, fail(_REST, f"not all could be checked within {LIMIT:g} s", again)]
-        at = config.brokers.index(well[0])
         lines[at] = _alarm(lines[at].check, *alarms)
         lines.append(skipped(_REST, "not checked any further"))
     except broker.ERRORS as exc:
-        at = config.brokers.index(well[0])
-        name = lines[at].check
-        lines[at] = fail(name, broker.describe(exc), _AWAY)
+        lines[at] = fail(lines[at].check, broker.describe(exc), _AWAY)
         lines.append(skipped(_REST, "not checked any further"))
     return lines
 
@@ -72,9 +69,9 @@ async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
             alarm = await blocked(connection)
             about: dict[str, Any] = connection.server_properties or {}
     except TimeoutError:
-        return fail(name, f"no answer within {LIMIT:g} s{await another(url)}", _AWAY)
+        return fail(name, f"no answer within {LIMIT:g} s{await stores.another(url)}", _AWAY)
     except broker.ERRORS as exc:
-        return fail(name, f"{broker.describe(exc)}{await another(url)}", _remedy(url, exc))
+        return fail(name, f"{broker.describe(exc)}{await stores.another(url)}", _remedy(url, exc))
     if alarm:
         return _alarm(name, alarm)
     return ok(name, f"{about.get('product', 'Unknown')} {about.get('version', '')}")
@@ -95,7 +92,9 @@ def _remedy(url: str, exc: BaseException) -> str:
     parts = parse_url(url)
     user, vhost = parts["userid"] or "guest", parts["virtual_host"] or "/"
     grant = f"rabbitmqctl set_permissions -p '{vhost}' '{user}' '.*' '.*' '.*'"
-    code, text = _refusal(exc)
+    text = broker.describe(exc)
+    found = re.search(r"\b(403|530)\b", text)
+    code = int(found[1]) if found else 0
     if code == 530 and "not found" in text:
         return f"rabbitmqctl add_vhost '{vhost}' and {grant}, or correct {_SETTING}"
     if code == 530 or (code == 403 and "exchange" in text):
@@ -105,12 +104,6 @@ def _remedy(url: str, exc: BaseException) -> str:
     if code == 403:
         return f"correct user and password in {_SETTING}"
     return _AWAY
-
-
-def _refusal(exc: BaseException) -> tuple[int, str]:
-    text = broker.describe(exc)
-    code = re.search(r"\b(403|530)\b", text)
-    return int(code[1]) if code else 0, text
 
 
 async def _inspect(

@@ -34,65 +34,54 @@ def problems(found: list[str]) -> list[Finding]:
     return [fail("config", problem, _DOCUMENT) for problem in found]
 
 
-def variables(environ: Mapping[str, str], path: Path | None) -> list[Finding]:
-    """Return findings about variables that look like settings and are not."""
-    return [
-        fail("config", f"{name} is not read: there is no such variable", f"did you mean {near}?")
-        if near
-        else warn(
-            "config",
-            f"{name} is not read: no setting has this name",
-            "unset it, or choose a name that does not begin with GATEWAY_",
-        )
-        for name, near in unknown_variables(environ, path).items()
-    ]
+def variables(environ: Mapping[str, str], path: Path | None) -> Iterator[Finding]:
+    """Yield findings about variables that look like settings and are not."""
+    for name, near in unknown_variables(environ, path).items():
+        if near:
+            problem = f"{name} is not read: there is no such variable"
+            yield fail("config", problem, f"did you mean {near}?")
+        else:
+            remedy = "unset it, or choose a name that does not begin with GATEWAY_"
+            yield warn("config", f"{name} is not read: no setting has this name", remedy)
 
 
-def sources(config: Config) -> list[Finding]:
-    """Return what the signatures of the sources leave unprotected: the body, or the time.
+def sources(config: Config) -> Iterator[Finding]:
+    """Yield what the signatures of the sources leave unprotected: the body, or the time.
 
     All sources whose signature does not cover the body are one finding, because most of their
     schemes cannot do better.
     """
-    found, exposed = [], []
+    exposed = []
     for name, options in config.sources.items():
         source = of(options)(options, config.public_url or "")
         if source.shared_key:
-            found.append(warn(f"source {name}", _SHARED, _SHARED_REMEDY.format(name)))
+            yield warn(f"source {name}", _SHARED, _SHARED_REMEDY.format(name))
         if not source.covers_body:
             exposed.append(f"{name} ({options.scheme})")
         elif options.tolerance:
-            found.append(ok(f"source {name}"))
+            yield ok(f"source {name}")
         if options.tolerance == 0:
-            problem = (
-                "tolerance 0: a recorded request can be sent again until the secret is changed"
-            )
-            found.append(
-                warn(f"source {name}", problem, f"set tolerance = 300 in [sources.{name}]")
-            )
+            problem = "a recorded request can be sent again until the secret is changed"
+            remedy = f"set tolerance = 300 in [sources.{name}]"
+            yield warn(f"source {name}", f"tolerance 0: {problem}", remedy)
     if exposed:
-        name = f"source {', '.join(exposed)}"
-        found.append(warn(name, _EXPOSED, _EXPOSED_REMEDY))
-    return found
+        yield warn(f"source {', '.join(exposed)}", _EXPOSED, _EXPOSED_REMEDY)
 
 
-def bodies(config: Config) -> list[Finding]:
-    """Return a warning for each source whose sender's largest body is above `max_body`."""
-    found = []
+def bodies(config: Config) -> Iterator[Finding]:
+    """Yield a warning for each source whose sender's largest body is above `max_body`."""
     for name, options in config.sources.items():
         largest = of(options).max_body
         if largest and largest > config.max_body:
             problem = f"its sender's largest body, {largest} bytes, is above max_body: a 413"
-            found.append(warn(f"source {name}", problem, f"set max_body = {largest}"))
-    return found
+            yield warn(f"source {name}", problem, f"set max_body = {largest}")
 
 
-def events(config: Config) -> list[Finding]:
-    """Return a warning for each route that waits for events that its sender does not have.
+def events(config: Config) -> Iterator[Finding]:
+    """Yield a warning for each route that waits for events that its sender does not have.
 
     Such a route takes nothing, and no request fails: what no route takes is ignored.
     """
-    found = []
     for route in config.routes:
         if route.source is None:
             continue
@@ -105,8 +94,7 @@ def events(config: Config) -> list[Finding]:
             each for each in _events(route) if not any(overlap(each, e) for e in ("", *known))
         ]
         if unknown:
-            found.append(_unknown_events(route, options.scheme, unknown, known))
-    return found
+            yield _unknown_events(route, options.scheme, unknown, known)
 
 
 def _events(route: Route) -> Iterator[str]:

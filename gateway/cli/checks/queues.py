@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
@@ -14,9 +14,8 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import connected
 from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
-from gateway.config.fair_names import fair_name_of
 from gateway.config.settings import Config
-from gateway.config.task import TaskSettings
+from gateway.config.task import TaskSettings, fair_name_of
 from gateway.similar import similar
 
 #: The option of `gateway check` that deletes a queue.
@@ -41,16 +40,14 @@ _COUNTDOWN = (
 _CLASSIC = "leave countdown out of the route, or use a virtual host whose default type is classic"
 
 
-@dataclass(slots=True, frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """The broker's counts for a queue: its consumers, and the messages that wait for them."""
 
     consumers: int
     messages: int
 
 
-@dataclass(slots=True, frozen=True)
-class Inspected:
+class Inspected(NamedTuple):
     """What the broker has told of a queue.
 
     ``refusal``: why it has not told of the queue, or why it refuses the route's declaration.
@@ -165,18 +162,17 @@ async def _is_quorum(connection: TurnConnection, queue: str, task: TaskSettings)
         return False
     try:
         await broker.declare_alone(connection, queue, {**task.arguments(), **classic})
+        return False
     except ChannelClosedByBroker as exc:
         differs = _INEQUIVALENT.search(exc.reply_text)
         return differs is not None and differs[2].strip("'") == "quorum"
-    return False
 
 
 def _judge(
     config: Config, task: TaskSettings, inspected: dict[str, Inspected], known: set[str]
 ) -> list[Finding]:
     """Return the findings about queues of `task`: one for all queues that have the same problem."""
-    routes = _routes(config, inspected)
-    start = _start(task, list(inspected), known)
+    routes, start = _routes(config, inspected), _start(task, list(inspected), known)
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     idle = {queue: it for queue, it in seen.items() if not it.consumers}
     found = []
@@ -190,11 +186,9 @@ def _judge(
         else:
             found.append(_refused(start, some, routes))
     if idle:
-        waiting = _waiting(idle)
         these = "them" if len(idle) > 1 else "it"
-        problem = f"no worker consumes {these}"
-        problem += f", with {waiting}" if any(it.messages for it in idle.values()) else ""
-        problem += f"; {routes} {these}"
+        waiting = f", with {_waiting(idle)}" if any(it.messages for it in idle.values()) else ""
+        problem = f"no worker consumes {these}{waiting}; {routes} {these}"
         quorum = any(inspected[queue].quorum for queue in idle)
         start = _start(task, list(inspected), known, f", and type: gateway check {DELETE} {{}}")
         found.insert(0, fail(f"queue {ranged(idle)}", problem, start + _STOCK * quorum))
@@ -233,24 +227,25 @@ def fair_setting(task: TaskSettings) -> str:
     return ",".join(task.queues) if task.queues else f"{task.queue}:{task.fair_queues}"
 
 
+def worker_command(queues: Iterable[str], fair: str) -> str:
+    """Return how a worker of these queues is started; `fair` as from `fair_setting`."""
+    text = f"celery -A APP worker -n NAME@%h -Q {','.join(queues)} (APP: yours, or appserver)"
+    return f"{text}, with GATEWAY_FAIR_QUEUES={fair}" if fair else text
+
+
 def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = "") -> str:
     """Return the remedy for queues without a worker; `known` are queues that exist.
 
     `remove` says how to remove a queue that was created by a typing error.
     """
-    own = consumed_as(task) if task.fair_by else names
-    text = f"celery -A APP worker -n NAME@%h -Q {','.join(own)} (APP: yours, or appserver)"
-    if fair := fair_setting(task):
-        text += f", with GATEWAY_FAIR_QUEUES={fair}"
-        if not task.queues:
-            text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
+    own, fair = consumed_as(task) if task.fair_by else names, fair_setting(task)
+    text = worker_command(own, fair)
+    if fair and not task.queues:
+        text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
     others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
     near = similar(own[0], sorted(others))
-    text = f"start a worker: {text}"
-    if not near:
-        return text
-    then = f"correct `queue` there{remove.format(names[0])}"
-    return f"did you mean {near}? Then {then}. Otherwise {text}"
+    then = f"Then correct `queue` there{remove.format(names[0])}. Otherwise "
+    return f"{f'did you mean {near}? {then}' if near else ''}start a worker: {text}"
 
 
 async def delete(config: Config, name: str) -> Finding:
@@ -299,10 +294,10 @@ def _refused(start: str, refused: Mapping[str, ChannelClosedByBroker], routes: s
     """Return the finding about queues of which the broker told nothing, for the same reason."""
     name, exc = f"queue {ranged(refused)}", next(iter(refused.values()))
     if exc.reply_code == 404:
-        problem = "there is no such queue; {} it"
+        there, them = "is no such queue", "it"
         if len(refused) > 1:
-            problem = "there are no such queues; {} them"
-        return fail(name, problem.format(routes), start)
+            there, them = "are no such queues", "them"
+        return fail(name, f"there {there}; {routes} {them}", start)
     if exc.reply_code == 405:
         remedy = "name another queue in the route; only one connection can use this one"
         return fail(name, f"it is exclusive to another connection: {exc.reply_text}", remedy)

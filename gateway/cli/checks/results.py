@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 from gateway.amqp.reply_channel import ReplyChannel
 from gateway.celery_message import RESULT_KEY
-from gateway.cli.checks import same_redis, trial, worker_settings
+from gateway.cli.checks import trial, worker_settings
 from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped
 from gateway.cli.checks.queues import Seen
-from gateway.cli.checks.same_redis import Server
 from gateway.cli.checks.trial import LEAST, Trial
-from gateway.cli.checks.worker_settings import SAME, STORED, Settings
+from gateway.cli.checks.worker_settings import SAME, STORED, Server, Settings
 from gateway.config.settings import Config
 from gateway.stores import result_store
 from gateway.strategies.workers import Answers
@@ -36,11 +35,11 @@ async def check(
     if not answers.workers:
         return []
     reads, settings = _reads(config), worker_settings.of(answers)
-    found = worker_settings.forms(config, settings) if reads else []
+    found = [*worker_settings.forms(config, settings)] if reads else []
     found += worker_settings.untold(answers)
     replies_expected = config.strategy_info.replies
     others = worker_settings.other_servers(config, settings)
-    same = await same_redis.compare(config, others.values()) if config.results else {}
+    same = await worker_settings.compare(config, others.values()) if config.results else {}
     unsafe = [
         name
         for name, server in others.items()
@@ -63,7 +62,7 @@ async def judge(config: Config, answers: Answers) -> list[Finding]:
     """Return findings about results without a trial."""
     settings = worker_settings.of(answers)
     others = worker_settings.other_servers(config, settings)
-    same = await same_redis.compare(config, others.values())
+    same = await worker_settings.compare(config, others.values())
     return [
         *worker_settings.untold(answers),
         *worker_settings.forms(config, settings),
@@ -120,7 +119,7 @@ def _judge_stored(
     readable = not tried.unreadable
     if readable and tried.misplaced:
         return [_misplaced(config, tried, settings)]
-    found = worker_settings.elsewhere(config, settings, same)
+    found = [*worker_settings.elsewhere(config, settings, same)]
     if any(finding.status == FAIL for finding in found):
         return found
     if missing and readable and not tried.busy:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 from redis.utils import str_if_bytes
 
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
-from gateway.cli.checks.ports import another
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import StoreError
@@ -58,6 +58,42 @@ return redis.call('DEL', KEYS[1])
 """
 
 
+_PATIENCE = 0.2  # seconds, as the check has hardly any left
+#: The protocol of each scheme, its usual port, and whether it has TLS.
+_SCHEMES = {
+    "amqp": ("amqp", 5672, False),
+    "amqps": ("amqp", 5671, True),
+    "redis": ("redis", 6379, False),
+    "rediss": ("redis", 6379, True),
+}
+#: A web server answers it, a Redis refuses it, RabbitMQ tells its protocol, TLS sends an alert.
+_REQUEST = b"GET / HTTP/1.0\r\n\r\n"
+_ANSWERS = {b"HTTP": "http", b"AMQP": "amqp", b"-": "redis", b"\x15\x03": "tls"}
+_NAMES = {"http": "a web server", "amqp": "an AMQP broker", "redis": "a Redis"}
+
+
+async def another(url: str) -> str:
+    """Return what answers at `url` in place of such a server, as a clause; empty: not known."""
+    parts = urlsplit(url)
+    try:
+        protocol, usual, tls = _SCHEMES[parts.scheme]
+        async with asyncio.timeout(_PATIENCE):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or usual)
+            writer.write(_REQUEST)
+            answer = await reader.read(4)
+            writer.close()
+    except (OSError, ValueError, KeyError):
+        return ""
+    found = next((kind for start, kind in _ANSWERS.items() if answer.startswith(start)), "")
+    if found in _NAMES and found != protocol:
+        return f"; what answers there is {_NAMES[found]}"
+    if found == "tls" and not tls:
+        return f"; its port has TLS: write {parts.scheme}s://"
+    if found == protocol == "redis" and tls:  # of a broker, the error says it
+        return "; its port has no TLS: write redis://"
+    return ""
+
+
 async def check_results(config: Config) -> list[Finding]:
     """Return findings about the Redis where workers store results."""
     if not config.results:
@@ -90,7 +126,7 @@ async def check_state(config: Config) -> list[Finding]:
                 found += await _others(config, name, store.run)
                 found += await _check_nodes(config, name, store)
             return found or [ok(name, f"{described(info)}, a cluster of {len(store.nodes)} nodes")]
-        found += [] if shared else judge(name, info)
+        found += () if shared else judge(name, info)
         await _write_state(config, client.execute_command)
         found += await _persistence(client, name, info)
         found += await _others(config, name, client.execute_command)
@@ -143,26 +179,23 @@ async def _hello(client: Any) -> Mapping[str, Any]:
     return {"redis_version": about.get("version"), "redis_mode": about.get("mode")}
 
 
-def judge(name: str, info: Mapping[str, Any]) -> list[Finding]:
-    """Return findings about problems of a Redis, from its INFO."""
-    found = []
+def judge(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield findings about problems of a Redis, from its INFO."""
     version = re.match(r"(\d+)\.(\d+)", str(info.get("redis_version")))
     if version and tuple(map(int, version.groups())) < OLDEST:
         problem = f"Redis {info['redis_version']} is too old"
-        found.append(fail(name, problem, "install {}.{} or newer".format(*OLDEST)))
+        yield fail(name, problem, "install {}.{} or newer".format(*OLDEST))
     most = info.get("maxmemory", 0)
     if most and (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
         problem = f"it evicts needed keys when its memory is full (maxmemory-policy {policy})"
-        remedy = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-        found.append(fail(name, problem, remedy))
+        yield fail(
+            name, problem, "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+        )
     if most and _used(info) / most > FULL:
         problem = f"it is nearly full: {_memory(info)}"
-        remedy = (
-            f"CONFIG SET maxmemory {2 * most}, and the same in redis.conf; or a shorter "
-            "result_expires or idempotency_window"
-        )
-        found.append(fail(name, problem, remedy))
-    return found
+        shorter = "or a shorter result_expires or idempotency_window"
+        remedy = f"CONFIG SET maxmemory {2 * most}, and the same in redis.conf; {shorter}"
+        yield fail(name, problem, remedy)
 
 
 def described(info: Mapping[str, Any]) -> str:

@@ -6,16 +6,19 @@ value of `global_keyprefix`. It does not show CELERY_RESULT_BACKEND of the worke
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kombu.utils.url import url_to_parts
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from gateway.cli.checks.finding import Finding, fail, listed, warn
-from gateway.cli.checks.same_redis import Server
 from gateway.config.settings import Config
 from gateway.config.urls import database
+from gateway.stores import result_store
 from gateway.strategies.workers import Answers
 
 STORED = "stored results"
@@ -31,6 +34,38 @@ _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?").fullm
 _LONGEST = 86_400  # the longest result_expires of the gateway, in seconds
 
 Settings = Mapping[str, Any]
+
+
+_PATIENCE = 0.8  # seconds
+
+#: Host and port.
+Server = tuple[str, int]
+
+
+async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, bool | None]:
+    """Return for each of the `servers` whether it is the gateway's result store.
+
+    None: the server cannot be reached from here, or needs a password. The gateway's password is not
+    sent, because anybody who may publish to the broker can provide addresses.
+    """
+    names = sorted(set(servers))
+    if not names:
+        return {}
+    clients = [Redis(host=host, port=port, protocol=2) for host, port in names]
+    runs = await asyncio.gather(_run(result_store.connect(config)), *map(_run, clients))
+    own, *others = runs
+    known = zip(names, others, strict=True)
+    return {name: own == other if own and other else None for name, other in known}
+
+
+async def _run(client: Redis) -> str:
+    """Return the run id of a Redis; empty where it does not tell."""
+    try:
+        async with asyncio.timeout(_PATIENCE), client:
+            about: dict[str, Any] = await client.info("server")
+        return str(about.get("run_id", ""))
+    except (RedisError, OSError):
+        return ""
 
 
 def of(answers: Answers) -> dict[str, Settings]:
@@ -50,54 +85,49 @@ def untold(answers: Answers) -> list[Finding]:
     return [warn(STORED, problem, _ASK)]
 
 
-def forms(config: Config, settings: Mapping[str, Settings]) -> list[Finding]:
-    """Return findings about workers that keep results for another time, or in another form."""
-    found = []
+def forms(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
+    """Yield findings about workers that keep results for another time, or in another form."""
     expected = config.result_expires
     for seconds, names in _grouped(settings, expires).items():
         if seconds is not None and abs(seconds - expected) >= 1:
             kept = f"for {seconds:g} s" if seconds else "for ever"
             problem = f"{listed(names)}: keep results {kept}; the gateway's are kept {expected:g} s"
             judged = fail if 0 < seconds < expected else warn  # kept longer, they only need memory
-            found.append(judged(STORED, problem, _same_expiry(expected, seconds)))
+            yield judged(STORED, problem, _same_expiry(expected, seconds))
     for form, names in _grouped(settings, _form).items():
         if form:
             problem = f"{listed(names)}: {form}; the gateway reads plain JSON"
             remedy = "set result_serializer = 'json' and no result_compression in their app"
-            found.append(fail(STORED, problem, remedy))
-    return found
+            yield fail(STORED, problem, remedy)
 
 
 def elsewhere(
     config: Config, settings: Mapping[str, Settings], same: Mapping[Server, bool | None]
-) -> list[Finding]:
-    """Return findings about workers whose results are not where the gateway reads.
+) -> Iterator[Finding]:
+    """Yield findings about workers whose results are not where the gateway reads.
 
     `same` tells of the servers with another address than the gateway's whether they are the same.
     """
-    found = []
     for url, names in _grouped(settings, _backend).items():
         if not _URL(url):
             problem = f"{listed(names)}: stores nothing in Redis, as result_backend is {url}"
-            found.append(fail(STORED, problem, "set result_backend redis://... in their app"))
+            yield fail(STORED, problem, "set result_backend redis://... in their app")
             continue
         server, database = place(url)
         own_server, own_database = place(config.results)
         if database != own_database:
             problem = f"{listed(names)}: in database {database}; the gateway reads {own_database}"
-            found.append(fail(STORED, problem, SAME))
+            yield fail(STORED, problem, SAME)
+        elif server != own_server and same.get(server) is False:
+            yield fail(STORED, f"{listed(names)}: in another Redis, {url}", SAME)
         elif server != own_server and not same.get(server):
-            if same.get(server) is False:
-                found.append(fail(STORED, f"{listed(names)}: in another Redis, {url}", SAME))
-            else:
-                problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
-                found.append(warn(STORED, problem, "check that both names are the same server"))
+            problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
+            yield warn(STORED, problem, "check that both names are the same server")
     for has_prefix, names in _grouped(settings, _has_prefix).items():
         if has_prefix != bool(config.result_key_prefix):
             has = "has a" if has_prefix else "has no"
             problem = f"{listed(names)}: {has} global_keyprefix, unlike the gateway"
-            found.append(fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else "")))
-    return found
+            yield fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else ""))
 
 
 def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str, Server]:
@@ -111,28 +141,22 @@ def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str,
 def hint(config: Config, settings: Mapping[str, Settings]) -> str:
     """Return a text that names the workers with another result backend than the gateway."""
     own = place(config.results)
-    others = {
-        url: names
+    return "".join(
+        f"; {listed(names)}: {url}"
         for url, names in _grouped(settings, _backend).items()
         if not _URL(url) or place(url) != own
-    }
-    return "".join(f"; {listed(names)}: {url}" for url, names in others.items())
+    )
 
 
 def same_prefix(config: Config, theirs: str) -> str:
     """Return the remedy for different prefixes of the results' keys."""
     own = config.result_key_prefix
-    workers = (
-        "take global_keyprefix out of result_backend_transport_options in the workers' app"
-        if not own
-        else f"set result_backend_transport_options = {{'global_keyprefix': {own!r}}} in their app"
-    )
-    gateway = (
-        f"result_key_prefix = {theirs!r} for the gateway"
-        if theirs
-        else ("result_key_prefix = '' for the gateway")
-    )
-    return f"{workers} (the app server: GATEWAY_RESULT_KEY_PREFIX={own}), or set {gateway}"
+    workers = "take global_keyprefix out of result_backend_transport_options in the workers' app"
+    if own:
+        options = f"{{'global_keyprefix': {own!r}}}"
+        workers = f"set result_backend_transport_options = {options} in their app"
+    gateway = f"or set result_key_prefix = {theirs!r} for the gateway"
+    return f"{workers} (the app server: GATEWAY_RESULT_KEY_PREFIX={own}), {gateway}"
 
 
 def expires(settings: Settings) -> float | None:
@@ -149,11 +173,10 @@ def expires(settings: Settings) -> float | None:
 
 
 def _same_expiry(own: float, theirs: float) -> str:
-    workers = f"set result_expires = {own:g} in the workers' app (the app server: "
-    workers += f"GATEWAY_RESULT_EXPIRES={own:g}) and restart them"
-    if not 0 < theirs <= _LONGEST:
-        return workers
-    return f"{workers}, or result_expires = {theirs:g} for the gateway"
+    app_server = f"the app server: GATEWAY_RESULT_EXPIRES={own:g}"
+    workers = f"set result_expires = {own:g} in the workers' app ({app_server}) and restart them"
+    short = 0 < theirs <= _LONGEST
+    return f"{workers}{f', or result_expires = {theirs:g} for the gateway' if short else ''}"
 
 
 def _form(settings: Settings) -> str:

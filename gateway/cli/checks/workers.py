@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gateway.cli.checks.finding import (
-    Finding,
-    counted,
-    fail,
-    listed,
-    ok,
-    ranged,
-    skipped,
-    warn,
-)
+from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, ranged, skipped, warn
 from gateway.cli.checks.parameters import unfit
-from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped
+from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped, worker_command
 from gateway.config.settings import Config
 from gateway.similar import similar
 from gateway.strategies.workers import Answers, Sufficient
 
-_START = "start one: celery -A APP worker -n NAME@%h -Q {} (APP: yours, or appserver)"
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
 _RESTART = "see their logs, and restart those that hang"
 #: The check of results that workers could neither reply nor store.
@@ -98,24 +88,22 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
 
 def judge_tasks(
     config: Config, answers: Answers, consumed: Collection[str] | None = None
-) -> list[Finding]:
-    """Return for each task whether all workers of its queues can run it.
+) -> Iterator[Finding]:
+    """Yield for each task whether all workers of its queues can run it.
 
     Other queues than those `consumed` have a finding already; None: that is not known.
     """
-    found = []
     for task, queues in sorted(config.queues_by_task.items()):
         if not answers.workers:
-            found.append(_not_checked(task))
+            yield _not_checked(task)
         elif consumed is not None and _only_idle(task, queues, answers, consumed):
-            found.append(_elsewhere(task, queues, answers))
+            yield _elsewhere(task, queues, answers)
         elif problem := _lacking(task, queues, answers):
-            found.append(fail(f"task {task}", problem, _correction(task, answers)))
-        elif some := unfit(task, config.routes, _parameters(task, answers)):
-            found += some
+            yield fail(f"task {task}", problem, _correction(task, answers))
         else:
-            found.append(ok(f"task {task}"))
-    return found
+            yield from unfit(task, config.routes, _parameters(task, answers)) or [
+                ok(f"task {task}")
+            ]
 
 
 def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
@@ -126,15 +114,14 @@ def judge_unseen(config: Config, answers: Answers) -> list[Finding]:
     return [fail("workers", "none answers", start), *judge_tasks(config, answers)]
 
 
-def _losses(answers: Answers) -> list[Finding]:
-    """Return findings about results that were lost, and about workers that would not tell."""
-    found = []
+def _losses(answers: Answers) -> Iterator[Finding]:
+    """Yield findings about results that were lost, and about workers that would not tell."""
     for name, worker in sorted(answers.workers.items()):
         if worker.lost and worker.lost.number:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(worker.lost.last))
             many = counted(worker.lost.number, "result")
             problem = f"{name}: {many} since it was started, the last at {when} UTC"
-            found.append(warn(LOST, f"{problem}; their tasks have run", _WRITABLE))
+            yield warn(LOST, f"{problem}; their tasks have run", _WRITABLE)
     dropping = {
         name: worker.pool
         for name, worker in sorted(answers.workers.items())
@@ -143,8 +130,7 @@ def _losses(answers: Answers) -> list[Finding]:
     if dropping:
         pools = listed(sorted({_DROPPING[pool] for pool in dropping.values()}))
         problem = f"{listed(dropping)}: without appserver.setup, a worker of the pool {pools}"
-        found.append(warn(LOST, f"{problem} {_KEEPS}", _SET_UP))
-    return found
+        yield warn(LOST, f"{problem} {_KEEPS}", _SET_UP)
 
 
 def _waits(answers: Answers) -> list[Finding]:
@@ -162,10 +148,9 @@ def _has_heartbeats(settings: Mapping[str, Any]) -> bool:
 
 
 def _start(config: Config) -> str:
-    names = {name for task in config.tasks for name in consumed_as(task)}
-    fair = {fair_setting(task) for task in config.tasks} - {""}
-    variable = f", with GATEWAY_FAIR_QUEUES={','.join(sorted(fair))}" if fair else ""
-    return _START.format(",".join(sorted(names))) + variable
+    names = sorted({name for task in config.tasks for name in consumed_as(task)})
+    fair = sorted({fair_setting(task) for task in config.tasks} - {""})
+    return f"start one: {worker_command(names, ','.join(fair))}"
 
 
 def _well(answers: Answers) -> Finding:
@@ -191,8 +176,8 @@ def _silent(queue: str, seen: Seen, answers: Answers) -> int:
 
 def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collection[str]) -> bool:
     """Tell whether nothing but queues without a worker keeps `task` from being run."""
-    holders = {name for name, worker in answers.workers.items() if task in (worker.tasks or ())}
-    lacking = any(answers.consuming(queue) - holders for queue in queues)
+    holders = _holders(task, answers)
+    lacking = any(answers.consuming(queue) - {*holders} for queue in queues)
     silent = any(queue in consumed and not answers.consuming(queue) for queue in queues)
     idle = any(queue not in consumed for queue in queues)
     return bool(holders) and idle and not lacking and not silent
@@ -200,15 +185,15 @@ def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collect
 
 def _elsewhere(task: str, queues: list[str], answers: Answers) -> Finding:
     """Return the finding about a task that workers of other queues have."""
-    tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
-    holders = sorted(name for name, its in tasks.items() if task in its)
+    holders = _holders(task, answers)
     consumed = sorted(set().union(*(answers.workers[name].queues or set() for name in holders)))
     if set(consumed) & set(queues) or not consumed:
         return skipped(f"task {task}", "not checked on queues that no worker consumes")
     return skipped(
         f"task {task}",
-        f"no worker consumes {listed(queues)}; {listed(holders)} {_have(holders)} the task, and "
-        f"{_consume(holders)} {listed(consumed)}",
+        f"no worker consumes {listed(queues)}; {listed(holders)} "
+        + ("has the task, and consumes " if len(holders) == 1 else "have the task, and consume ")
+        + listed(consumed),
         f'set queue = "{consumed[0]}" in the route, or have a worker consume {listed(queues)} (-Q)',
     )
 
@@ -223,8 +208,8 @@ def _parameters(task: str, answers: Answers) -> dict[str, str]:
 
 
 def _correction(task: str, answers: Answers) -> str:
-    known = set().union(*(worker.tasks or set() for worker in answers.workers.values()))
-    near = "" if task in known else similar(task, sorted(known))
+    known = _known(answers)
+    near = "" if task in known else similar(task, known)
     hint = f"did you mean {near}? Otherwise " if near else ""
     return (
         f"{hint}import its module in their app (include=[...]), or correct `task` or `queue` in "
@@ -234,11 +219,9 @@ def _correction(task: str, answers: Answers) -> str:
 
 def _lacking(task: str, queues: list[str], answers: Answers) -> str:
     """Return why not all workers of the `queues` can run `task`; empty: they can."""
-    tasks = {name: worker.tasks or set() for name, worker in answers.workers.items()}
-    holders = sorted(name for name, its in tasks.items() if task in its)
+    holders = _holders(task, answers)
     if not holders:
-        others = sorted(set().union(*tasks.values()))
-        return f"no worker has it; they have {listed(others) or 'none'}"
+        return f"no worker has it; they have {listed(_known(answers)) or 'none'}"
     problems, lacking = [], dict[tuple[str, ...], list[str]]()
     for queue in queues:
         without = sorted(answers.consuming(queue) - set(holders))
@@ -247,17 +230,15 @@ def _lacking(task: str, queues: list[str], answers: Answers) -> str:
     if idle := [queue for queue in queues if not answers.consuming(queue)]:
         problems.append(f"no worker that answers consumes {ranged(idle)}")
     for names, some in lacking.items():
-        problems.append(f"{listed(names)} on {ranged(some)} {_lack(names)} it")
-    return f"{', '.join(problems)}; {listed(holders)} {_have(holders)} it" if problems else ""
+        lack = "lacks" if len(names) == 1 else "lack"
+        problems.append(f"{listed(names)} on {ranged(some)} {lack} it")
+    have = "has" if len(holders) == 1 else "have"
+    return f"{', '.join(problems)}; {listed(holders)} {have} it" if problems else ""
 
 
-def _lack(names: Collection[str]) -> str:
-    return "lacks" if len(names) == 1 else "lack"
+def _holders(task: str, answers: Answers) -> list[str]:
+    return sorted(name for name, each in answers.workers.items() if task in (each.tasks or ()))
 
 
-def _consume(names: list[str]) -> str:
-    return "consumes" if len(names) == 1 else "consume"
-
-
-def _have(names: list[str]) -> str:
-    return "has" if len(names) == 1 else "have"
+def _known(answers: Answers) -> list[str]:
+    return sorted(set().union(*(each.tasks or set() for each in answers.workers.values())))

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from pathlib import Path
 
 from gateway import log
-from gateway.cli.configuration import configure
+from gateway.cli import configuration
 from gateway.errors import ConfigError
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    parser.add_argument("--strategy", help="as for serve")
-    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
-    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+    configuration.options(parser)
     parser.add_argument("--archive-url", metavar="URL", help="postgresql:// or sqlite:///")
     parser.add_argument("--log-format", choices=("text", "json"), help="text")
     parser.add_argument("--once", action="store_true", help="end when all is copied")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = configure(arguments)
+    config = configuration.configure(arguments)
     if not config.archive:
         url = "postgresql://user:password@host/name, or sqlite:///file.db"
         raise ConfigError([f"archive_url: there is none to copy to: set it to {url}"])

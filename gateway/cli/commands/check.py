@@ -9,21 +9,17 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
-from gateway.cli import checks
-from gateway.cli.checks import configuration, queues
+from gateway.cli import checks, configuration
+from gateway.cli.checks import configuration as settings
+from gateway.cli.checks import queues
 from gateway.cli.checks.finding import FAIL, Finding, ok, skipped
-from gateway.cli.configuration import configure
 from gateway.config.loading import described
 from gateway.errors import ConfigError
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    parser.add_argument("--strategy", help="as for serve")
-    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
-    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+    configuration.options(parser)
     parser.add_argument(
         "--notify", dest="tell", action="store_true", help="send a test as [notify] says"
     )
@@ -49,18 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _found(arguments: argparse.Namespace) -> Iterator[Finding]:
     try:
-        config = configure(arguments)
+        config = configuration.configure(arguments)
     except ConfigError as exc:
-        yield from configuration.problems(exc.problems)
-        yield from configuration.variables(os.environ, arguments.config)
+        yield from settings.problems(exc.problems)
+        yield from settings.variables(os.environ, arguments.config)
         yield skipped("broker, results, state, workers and tasks", "not checked without settings")
         return
     if arguments.delete_queue:
         yield asyncio.run(queues.delete(config, arguments.delete_queue))
         return
     yield ok("config", described(config, os.environ, arguments.config))
-    yield from configuration.variables(os.environ, arguments.config)
-    yield from configuration.sources(config)
-    yield from configuration.bodies(config)
-    yield from configuration.events(config)
+    yield from settings.variables(os.environ, arguments.config)
+    yield from settings.sources(config)
+    yield from settings.bodies(config)
+    yield from settings.events(config)
     yield from asyncio.run(checks.run(config, arguments.tell))

@@ -13,15 +13,13 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from gateway import audit, log
 from gateway.archive.erasing import LEFT, Erased, erase
 from gateway.archive.reading import reading
 from gateway.backoff import Backoff
-from gateway.cli import printed
-from gateway.cli.configuration import configure
+from gateway.cli import configuration, printed
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
@@ -31,7 +29,6 @@ from gateway.journal.replay import choose, outcomes, replaying
 from gateway.journal.store import POSITION, JournalStore
 from gateway.outcome import SUCCESS
 
-_BACKOFF = (0.5, 10.0)  # seconds between attempts to watch: the first, the longest
 #: Where `journal` is 0.
 _NOTHING = "this configuration keeps none: set journal = 10000, say, and restart the gateway"
 
@@ -40,96 +37,59 @@ Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
 def options(parser: argparse.ArgumentParser) -> None:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    common.add_argument("--strategy", help="as for serve")
-    common.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
-    common.add_argument("--result-backend", metavar="URL", help="as for serve")
+    configuration.options(common)
     wanted = argparse.ArgumentParser(add_help=False)
     for name, part in PARTS.items():
         default = getattr(Filter(), name)
         about = {"metavar": part.metavar, "default": default, "help": part.help}
         wanted.add_argument(f"--{name}", type=_told(part.read), **about)
-    commands = parser.add_subparsers(
-        metavar="list|show|watch|replay|groups|mute|resolve|erase", required=True
-    )
+    group = argparse.ArgumentParser(add_help=False)
+    group.add_argument("group", metavar="GROUP", type=_told(read_group), help="a group's id")
+    parents = {"wanted": [common, wanted], "group": [common, group], "": [common]}
+    names = "list|show|watch|replay|groups|mute|resolve|erase"
+    commands = parser.add_subparsers(metavar=names, required=True)
 
-    listing = commands.add_parser("list", parents=[common, wanted], help="the newest first")
-    listing.add_argument("--limit", metavar="N", type=_number, default=20, help="at most (20)")
-    listing.add_argument(
-        "--before",
-        metavar="POSITION",
-        default="",
-        type=_position,
-        help="those after this position, which a page has printed",
-    )
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
-    listing.set_defaults(work=_list, parser=listing)
+    def command(name: str, work: Work, summary: str, kind: str = "", **more: Any) -> Any:
+        """Add a command, and return the function that adds an argument to it."""
+        added = commands.add_parser(name, parents=parents[kind], help=summary)
+        added.set_defaults(work=work, parser=added, **more)
+        return added.add_argument
 
-    show = commands.add_parser("show", parents=[common], help="all that is known of one")
-    show.add_argument("id", metavar="ID", help="a delivery's id")
-    show.add_argument("--json", action="store_true", help="in one line")
-    show.set_defaults(work=_show, parser=show)
-
-    watch = commands.add_parser("watch", parents=[common, wanted], help="each when it changes")
-    watch.add_argument("--json", action="store_true", help="one JSON object a line")
-    watch.set_defaults(work=_watch, parser=watch)
-
-    again = commands.add_parser(
-        "replay", parents=[common, wanted], help="run them again, as other tasks"
+    lines = {"action": "store_true", "help": "one JSON object a line"}
+    add = command("list", _list, "the newest first", "wanted")
+    add("--limit", metavar="N", type=_number, default=20, help="at most (20)")
+    text = "those after this position, which a page has printed"
+    add("--before", metavar="POSITION", default="", type=_position, help=text)
+    add("--json", **lines)
+    add = command("show", _show, "all that is known of one")
+    add("id", metavar="ID", help="a delivery's id")
+    add("--json", action="store_true", help="in one line")
+    command("watch", _watch, "each when it changes", "wanted")("--json", **lines)
+    add = command("replay", _replay, "run them again, as other tasks", "wanted")
+    add("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
+    add("--dry-run", action="store_true", help="list what would be replayed")
+    add("--yes", action="store_true", help="do not ask before a filter's replay")
+    text = "also those that an interrupted replay, or another try, may have run"
+    add("--again", action="store_true", help=text)
+    add("--rate", metavar="N", type=_positive, help="at most so many a second")
+    text = "for which results are waited for (10)"
+    add("--wait", metavar="SECONDS", type=float, default=10.0, help=text)
+    add("--json", **lines)
+    command("groups", _groups, "failures in groups, the last one first")("--json", **lines)
+    add = command("mute", _change_group, "tell nothing of a group for a while", "group")
+    text = "2026-01-31T12:00Z, or 15m, 2h, 7d from now; 0s: no longer"
+    add("--until", metavar="TIME", type=_told(read_until), required=True, help=text)
+    command(
+        "resolve", _change_group, "say that a group does not fail any more", "group", until=None
     )
-    again.add_argument("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
-    again.add_argument("--dry-run", action="store_true", help="list what would be replayed")
-    again.add_argument("--yes", action="store_true", help="do not ask before a filter's replay")
-    again.add_argument(
-        "--again",
-        action="store_true",
-        help="also those that an interrupted replay, or another try, may have run",
-    )
-    again.add_argument("--rate", metavar="N", type=_positive, help="at most so many a second")
-    again.add_argument(
-        "--wait",
-        metavar="SECONDS",
-        type=float,
-        default=10.0,
-        help="for which results are waited for (10)",
-    )
-    again.add_argument("--json", action="store_true", help="one JSON object a line")
-    again.set_defaults(work=_replay, parser=again)
-
-    groups = commands.add_parser(
-        "groups", parents=[common], help="failures in groups, the last one first"
-    )
-    groups.add_argument("--json", action="store_true", help="one JSON object a line")
-    groups.set_defaults(work=_groups, parser=groups)
-
-    mute = commands.add_parser("mute", parents=[common], help="tell nothing of a group for a while")
-    mute.add_argument("group", metavar="GROUP", type=_told(read_group), help="a group's id")
-    mute.add_argument(
-        "--until",
-        metavar="TIME",
-        type=_told(read_until),
-        required=True,
-        help="2026-01-31T12:00Z, or 15m, 2h, 7d from now; 0s: no longer",
-    )
-    mute.set_defaults(work=_change_group, parser=mute)
-
-    resolve = commands.add_parser(
-        "resolve", parents=[common], help="say that a group does not fail any more"
-    )
-    resolve.add_argument("group", metavar="GROUP", type=_told(read_group), help="a group's id")
-    resolve.set_defaults(work=_change_group, parser=resolve, until=None)
-
-    person = commands.add_parser(
-        "erase", parents=[common], help="remove a person from all that is kept"
-    )
-    person.add_argument("--text", metavar="TEXT", required=True, help="what stands for the person")
-    person.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    person.add_argument("--yes", action="store_true", help="do not ask before")
-    person.set_defaults(work=_erase, parser=person)
+    add = command("erase", _erase, "remove a person from all that is kept")
+    add("--text", metavar="TEXT", required=True, help="what stands for the person")
+    add("--dry-run", action="store_true", help="only say what would be removed")
+    add("--yes", action="store_true", help="do not ask before")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = configure(arguments)
+    config = configuration.configure(arguments)
     if not config.state and not (config.archive and arguments.work in (_list, _show)):
         raise ConfigError(["result_backend: the journal is kept in Redis; set it, or state_url"])
     work: Work = arguments.work
@@ -255,7 +215,7 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
 
 async def _watch(arguments: argparse.Namespace, config: Config) -> int:
     """Print what changes, also after Redis was away; what changed meanwhile is not printed."""
-    wanted, backoff, begun = _filter(arguments), Backoff(*_BACKOFF), False
+    wanted, backoff, begun = _filter(arguments), Backoff(), False
     while True:
         try:
             async with reading_journal(config) as reader, aclosing(reader.changes()) as changed:

@@ -10,27 +10,17 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.cli.local import first_task
-from gateway.cli.local.plan import (
-    APP,
-    BROKER,
-    CONFIG,
-    EMBEDDED,
-    HERE,
-    PUBLIC,
-    RABBITMQ,
-    RESULTS,
-    STATE,
-    STRATEGY,
-    Plan,
-    make,
-)
-from gateway.cli.local.reloading import EVERY, Files, Running
+from gateway.cli.local import plan as planned
+from gateway.cli.local.plan import APP, BROKER, EMBEDDED, HERE, RABBITMQ, RESULTS, Plan
 from gateway.cli.local.welcome import warnings, welcome
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
@@ -41,7 +31,100 @@ from gateway.stores import result_store
 #: Servers whose output is shown only when they fail.
 _SILENT = {EMBEDDED, RABBITMQ, "epmd"}
 _PORTS = {"amqp": 5672, "amqps": 5671, "redis": 6379, "rediss": 6379, "sentinel": 26379}
-_PATIENCE = 2.0  # seconds for connecting to a server that is there already
+_CONNECT = 2.0  # seconds for connecting to a server that is there already
+EVERY = 0.5  # seconds between two looks at the files
+_PATIENCE = 30.0  # seconds for the tasks that the old worker has begun
+
+
+@dataclass
+class Running:
+    """The servers; `servers` are the others beside worker and gateway."""
+
+    stack: Stack
+    plan: Plan
+    app: str
+    config: Config
+    env: dict[str, str]
+    servers: list[Server]
+    worker: Server
+    gateway: Server
+
+    def dead(self) -> list[Server]:
+        """Return the servers that have ended."""
+        return [it for it in (*self.servers, self.worker, self.gateway) if not it.alive()]
+
+    def reload(self, changed: list[Path]) -> Iterator[str]:
+        """Start anew what depends on files that have `changed`; yield lines for the user.
+
+        What is wrong with them is told, and then the old worker or the old routes stay.
+        """
+        yield f"\n{', '.join(map(str, changed))} changed"
+        config, code = self.config, changed != [self.plan.path]
+        if self.plan.path in changed:
+            try:
+                config = self.plan.load(config.brokers[0], config.results)
+            except ConfigError as exc:
+                yield from (f"not reloaded: {problem}" for problem in exc.problems)
+        if code or config.queues != self.config.queues:
+            try:
+                described = self._restart_worker(config)
+            except StackError as exc:
+                yield f"not reloaded: {exc}; the old worker goes on"
+                return
+            yield from warnings(config, self.app, described, self.plan.path)
+            yield "a new worker has taken over"
+        if config is not self.config:
+            self.config = config
+            os.kill(self.gateway.pid, signal.SIGHUP)  # only the parent, which replaces its children
+            yield "the gateway reads its routes again"
+
+    def _restart_worker(self, config: Config) -> first_task.Described:
+        """Stop the worker when another one has run a task; raises `StackError` where none does."""
+        queue = f"gateway.dev.{secrets.token_hex(4)}"  # which the old one does not consume
+        new = self.stack.attached_worker(self.app, config.queues, self.env, queue)
+        try:
+            described = first_task.run(config, [queue])
+        except StackError:
+            new.kill()
+            raise
+        self.worker, old = new, self.worker
+        old.stop(_PATIENCE)
+        return described
+
+
+class Files:
+    """The Python files below the working directory, and the `config` file, if there is one."""
+
+    def __init__(self, config: Path | None):
+        self._config = config
+        self._told = self._seen = self._look()
+
+    def changed(self) -> list[Path]:
+        """Return what has changed since it was told; nothing while files are still written."""
+        before, self._seen = self._seen, self._look()
+        if before != self._seen:
+            return []
+        told, self._told = self._told, self._seen
+        return sorted({path for path, _ in told.items() ^ self._seen.items()})
+
+    def _look(self) -> dict[Path, int]:
+        times = {}
+        for path in self._paths():
+            with suppress(OSError):  # it was removed meanwhile
+                times[path] = path.stat().st_mtime_ns
+        return times
+
+    def _paths(self) -> Iterator[Path]:
+        if self._config is not None:
+            yield self._config
+        for folder, inner, names in os.walk("."):
+            inner[:] = [
+                name
+                for name in inner
+                if not name.startswith((".", "__pycache__", "node_modules"))
+                and not Path(folder, name, "pyvenv.cfg").exists()
+            ]
+            yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[Running, list[str]]:
     """Start everything; return it and the lines to print."""
-    plan = make(arguments, os.environ, stack.directory)
+    plan = planned.make(arguments, os.environ, stack.directory)
     _check_ports_are_free(plan.config)
     broker, results, servers = _start_servers(stack, plan)
     ours = {server.url for server in servers}
@@ -109,8 +192,8 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[Running, list[s
     port = config.port or free_port()
     env = _environment(plan, config, port, ours)
     here = f"{HERE}:{port}"
-    if config.public_url not in (None, HERE, here) and PUBLIC not in os.environ:
-        remedy = f"set {PUBLIC}={here} to have them lead to this machine"
+    if config.public_url not in (None, HERE, here) and planned.PUBLIC not in os.environ:
+        remedy = f"set {planned.PUBLIC}={here} to have them lead to this machine"
         _say(f"result URLs begin with {config.public_url}, as the file says; {remedy}")
     own_queue = "" if broker in ours else f"gateway.dev.{secrets.token_hex(4)}"
     _say(f"starting a worker of {arguments.app}, and the gateway")
@@ -128,15 +211,15 @@ def _start(stack: Stack, arguments: argparse.Namespace) -> tuple[Running, list[s
     # A URL with a password is not printed.
     exports = {
         name: url
-        for name in (BROKER, RESULTS, STATE)
+        for name in (BROKER, RESULTS, planned.STATE)
         if (url := env[name]) in ours or (name in os.environ and "@" not in url)
     }
     # What was made up for the routes here. Nobody else's secret is printed.
     exports |= {name: env[name] for name in plan.made_up if name in env}
     if arguments.strategy:
-        exports[STRATEGY] = arguments.strategy
+        exports[planned.STRATEGY] = arguments.strategy
     if plan.path:
-        exports[CONFIG] = str(plan.path.absolute())
+        exports[planned.CONFIG] = str(plan.path.absolute())
     # On a broker that was running before, other workers may have the missing tasks.
     warnings_ = [] if own_queue else warnings(config, arguments.app, described, plan.path)
     running = Running(stack, plan, arguments.app, config, env, servers, worker, gateway)
@@ -153,14 +236,14 @@ def _environment(plan: Plan, config: Config, port: int, ours: set[str]) -> dict[
         **plan.env,
         BROKER: ";".join(config.brokers),
         RESULTS: config.results,
-        STATE: config.state,
+        planned.STATE: config.state,
         # The worker does not read the file.
         "GATEWAY_RESULT_KEY_PREFIX": config.result_key_prefix,
         "GATEWAY_RESULT_EXPIRES": str(config.result_expires),
         **{f"GATEWAY_TLS_{name.upper()}": str(it) for name, it in config.tls if it is not None},
     }
     if config.public_url == HERE:
-        env[PUBLIC] = f"{HERE}:{port}"
+        env[planned.PUBLIC] = f"{HERE}:{port}"
     journal = "GATEWAY_JOURNAL"
     if journal not in os.environ and config.state not in ours:
         env.pop(journal, None)  # that Redis may have the journal of another deployment
@@ -210,7 +293,7 @@ def _listens(url: str) -> bool:
         parts = urlsplit(url)
         if parts.hostname and parts.scheme in _PORTS:
             address = parts.hostname, parts.port or _PORTS[parts.scheme]
-            socket.create_connection(address, _PATIENCE).close()
+            socket.create_connection(address, _CONNECT).close()
     except OSError:
         return False
     except ValueError:  # which is told where the URL is used

@@ -11,12 +11,12 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from tornado.httpclient import HTTPRequest
+from tornado.httputil import HTTPHeaders
 
 from gateway.backoff import Backoff
 from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
@@ -27,7 +27,6 @@ from gateway.journal.filter import PARTS
 from gateway.sources.reading import read_query
 
 ADMIN = "http://127.0.0.1:9464"
-BACKOFF = (0.5, 10.0)  # seconds between attempts to follow: the first, the longest
 #: Said of a gateway that has not answered yet.
 _WHERE = "; --admin is the URL of the gateway's admin port"
 _KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
@@ -45,24 +44,16 @@ _is_value = re.compile(r"[^\0\r\n]*").fullmatch
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     for name in (*_FILTERS, "since"):
         text = PARTS[name].help
         text = f"first what was kept, and {text}" if name == "since" else text
-        parser.add_argument(f"--{name}", metavar=PARTS[name].metavar, default="", help=text)
-    parser.add_argument(
-        "--to",
-        metavar="URL",
-        required=True,
-        help="the local server's URL; deliveries of routes with `args` or `kwargs` cannot be sent, "
-        "as their requests are not kept",
-    )
-    parser.add_argument("--id", metavar="ID", action="append", default=[], help="only this one")
-    parser.add_argument(
-        "--admin", metavar="URL", help=f"the admin port ({ADMIN}, or at GATEWAY_ADMIN_PORT)"
-    )
-    parser.add_argument(
-        "--token", metavar="TOKEN", help="its `admin_token` (default: GATEWAY_ADMIN_TOKEN)"
-    )
+        add(f"--{name}", metavar=PARTS[name].metavar, default="", help=text)
+    text = "deliveries of routes with `args` or `kwargs` cannot be sent, as their requests are not"
+    add("--to", metavar="URL", required=True, help=f"the local server's URL; {text} kept")
+    add("--id", metavar="ID", action="append", default=[], help="only this one")
+    add("--admin", metavar="URL", help=f"the admin port ({ADMIN}, or at GATEWAY_ADMIN_PORT)")
+    add("--token", metavar="TOKEN", help="its `admin_token` (default: GATEWAY_ADMIN_TOKEN)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,8 +89,7 @@ async def _forward(arguments: argparse.Namespace, wanted: dict[str, str], token:
     return 0
 
 
-@dataclass(frozen=True)
-class Original:
+class Original(NamedTuple):
     """The request of a delivery, as far as its task was told of it."""
 
     query_string: str
@@ -148,7 +138,7 @@ class Forwarder:
 
         What came while the gateway did not answer is sent later.
         """
-        backoff = Backoff(*BACKOFF)
+        backoff = Backoff()
         while True:
             try:
                 async with aclosing(self._api.changes(wanted)) as changes:
@@ -186,14 +176,14 @@ class Forwarder:
         delivery_id, received = delivery["id"], delivery["received_at"]
         if delivery_id in self._sent or received < self._begun or delivery["request"]:
             return
-        backoff = Backoff(*BACKOFF)
-        while True:
+        backoff, known = Backoff(), False
+        while not known:
             try:
                 await self.send(delivery_id)
-                break
+                known = True
             except Refused as exc:  # it is not in the journal any more
                 _tell(f"{delivery_id} not sent: {exc}")
-                break
+                known = True
             except GatewayError as exc:
                 _tell(f"gateway: {exc}; trying again")
                 await asyncio.sleep(backoff.next())
@@ -206,16 +196,12 @@ class Forwarder:
         """Send a delivery; return whether the server has answered with a 2xx."""
         delivery = await self._api.get(f"deliveries/{quote(delivery_id, safe='')}")
         about = f"{delivery['received_at'][:23]} {delivery_id} {delivery['route']}"
-        if delivery["request"]:
-            print(
-                shown(f"{about} not sent: it was {delivery['state']}: {delivery['error']}"),
-                flush=True,
-            )
-            return False
         request = original(delivery)
-        if request is None:
-            why = "not sent: its request is not kept, as its route has `args`, or by `keep_bodies`"
-            print(shown(f"{about} {why}"), flush=True)
+        if delivery["request"] or request is None:
+            why = "its request is not kept, as its route has `args`, or by `keep_bodies`"
+            if delivery["request"]:
+                why = f"it was {delivery['state']}: {delivery['error']}"
+            print(shown(f"{about} not sent: {why}"), flush=True)
             return False
         begun = monotonic()
         code, said = await self._post(request)
@@ -227,21 +213,17 @@ class Forwarder:
         """Return the status of the server's answer, and how it is told; 0: there is none."""
         parts = urlsplit(self._to)
         query = "&".join(filter(None, (parts.query, request.query_string)))
-        own = {name: v for name, v in request.headers.items() if name.lower() not in _OWN}
-        # Otherwise the client would add its own.
-        missing = {"Content-Type": "application/octet-stream", "User-Agent": "gateway-forward"}
-        names = {name.lower() for name in own}
-        added = {name: v for name, v in missing.items() if name.lower() not in names}
+        # Where it has none of these, the client would add its own.
+        headers = HTTPHeaders({"content-type": "application/octet-stream"})
+        headers["user-agent"] = "gateway-forward"
+        for name, value in request.headers.items():
+            if name.lower() not in _OWN:
+                headers[name] = value
         asked = HTTPRequest(
-            parts._replace(query=query).geturl(),
-            method="POST",
-            headers={**own, **added},
-            body=request.body,
-            follow_redirects=False,
-            decompress_response=False,
-            connect_timeout=TIMEOUT,
+            parts._replace(query=query).geturl(), "POST", headers, request.body,
+            follow_redirects=False, decompress_response=False, connect_timeout=TIMEOUT,
             request_timeout=TIMEOUT,
-        )
+        )  # fmt: skip
         try:
             answer = await self._api.client.fetch(asked, raise_error=False)
         except NO_ANSWER as exc:

@@ -36,38 +36,25 @@ _DULL = {"date", "server", "connection", "keep-alive", "content-length", "transf
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="where to")
-    parser.add_argument(
-        "--as",
-        dest="name",
-        metavar="NAME",
-        required=True,
-        help="a source of the configuration, or a scheme; `gateway senders` lists them",
+    add = parser.add_argument
+    add("url", metavar="URL", help="where to")
+    text = "a source of the configuration, or a scheme; `gateway senders` lists them"
+    add("--as", dest="name", metavar="NAME", required=True, help=text)
+    add("--config", metavar="FILE", type=Path, help="gateway.toml")
+    text = (
+        "to use instead of the source's own; env:NAME reads it from the variable NAME, here and "
+        "in the options below. Where the secret is a public key: the private one. May be given "
+        "several times"
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    parser.add_argument(
-        "--secret",
-        action="append",
-        metavar="S",
-        help="to use instead of the source's own; env:NAME reads it from the variable NAME, here "
-        "and in the options below. "
-        "Where the secret is a public key: the private one. May be given several times",
-    )
-    parser.add_argument("--aes-key", metavar="KEY", help="the EncodingAESKey")
-    parser.add_argument("--receive-id", metavar="ID", help="the app id or corp id")
-    parser.add_argument(
-        "--option",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="any other of the scheme's options",
-    )
-    parser.add_argument("--event", metavar="E", default="", help="the event's name")
-    parser.add_argument("--id", dest="identity", metavar="ID", help="what identifies the delivery")
-    parser.add_argument(
-        "--data", metavar="TEXT|@FILE|-", help="the body; default: the scheme's sample"
-    )
-    parser.add_argument("--curl", action="store_true", help="print a curl line, send nothing")
+    add("--secret", action="append", metavar="S", help=text)
+    add("--aes-key", metavar="KEY", help="the EncodingAESKey")
+    add("--receive-id", metavar="ID", help="the app id or corp id")
+    text = "any other of the scheme's options"
+    add("--option", metavar="KEY=VALUE", action="append", default=[], help=text)
+    add("--event", metavar="E", default="", help="the event's name")
+    add("--id", dest="identity", metavar="ID", help="what identifies the delivery")
+    add("--data", metavar="TEXT|@FILE|-", help="the body; default: the scheme's sample")
+    add("--curl", action="store_true", help="print a curl line, send nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,37 +83,31 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         near = similar(name, [*sources, *SCHEMES])
         hint = f"did you mean {near}? " if near else ""
         hint += "" if sources else "--config FILE names the file with your sources; "
-        known = "`gateway senders` lists the schemes"
-        problem = f"--as: {name} is neither a source nor a scheme; {hint}{known}"
-        raise ConfigError([problem])
+        hint += "`gateway senders` lists the schemes"
+        raise ConfigError([f"--as: {name} is neither a source nor a scheme; {hint}"])
     values = _given(arguments, os.environ)
     if name in sources:
         own = {key: value for key, value in sources[name].items() if key not in values}
         values = {**read_secrets(own, f"sources.{name}", os.environ), **values}
     elif "secrets" not in values:
-        raise ConfigError(
-            [f"--secret: the scheme {name} needs it; --secret env:NAME takes it from a variable"]
-        )
+        remedy = "--secret env:NAME takes it from a variable"
+        raise ConfigError([f"--secret: the scheme {name} needs it; {remedy}"])
     if name not in sources:
         values["scheme"] = name
     try:
         found = options_class(values)
-    except ValueError as exc:
-        raise ConfigError([f"{name}: {exc}"]) from exc
-    try:
         chosen = found.model_validate(values)
     except ValidationError as exc:
         raise ConfigError(explain(exc, found, f"{name}: ")) from exc
+    except ValueError as exc:
+        raise ConfigError([f"{name}: {exc}"]) from exc
     parts = urlsplit(url)
     return of(chosen)(chosen, public_url or f"{parts.scheme}://{parts.netloc}")
 
 
 def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the source's options that were given on the command line."""
-    pairs = {
-        "aes_key": arguments.aes_key,
-        "receive_id": arguments.receive_id,
-    }
+    pairs = {"aes_key": arguments.aes_key, "receive_id": arguments.receive_id}
     for text in arguments.option:
         key, equals, pairs[key] = text.partition("=")
         if not equals:
@@ -140,9 +121,7 @@ def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
             raise ConfigError([f"{key}: the environment variable {variable} is not set"])
         return Text(environ[variable])
 
-    values: dict[str, Any] = {
-        key: read(key, text) for key, text in pairs.items() if text is not None
-    }
+    values: dict[str, Any] = {k: read(k, text) for k, text in pairs.items() if text is not None}
     if arguments.secret:
         values["secrets"] = [read("secrets", text) for text in arguments.secret]
     return values

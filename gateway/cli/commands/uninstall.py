@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
@@ -16,9 +15,9 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
 from gateway.amqp.reply_channel import connected
+from gateway.cli import configuration
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
-from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import GatewayError, StoreError
 from gateway.history.gateways import SILENT, running
@@ -51,14 +50,12 @@ class Left(NamedTuple):
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
-    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+    configuration.options(parser, strategy=False)
     parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only listed")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asyncio.run(_run(configure(arguments), arguments.yes))
+    asyncio.run(_run(configuration.configure(arguments), arguments.yes))
     return 0
 
 
@@ -139,13 +136,13 @@ async def _queue(connection: TurnConnection, config: Config, name: str) -> Left 
             return Left(f"{what}; not declared by the gateway (`declare = false`)")
         if messages or consumers:
             return Left(f"{what}; stop its workers when it is empty, and then begin again")
-        return Left(what, partial(_delete_queue, connection, name))
+
+        async def remove() -> str:
+            finding = await queues.remove(connection, name)
+            return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
+
+        return Left(what, remove)
     return None
-
-
-async def _delete_queue(connection: TurnConnection, name: str) -> str:
-    finding = await queues.remove(connection, name)
-    return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
 
 
 async def _delete_exchange(connection: TurnConnection, name: str) -> str:

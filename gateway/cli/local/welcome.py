@@ -70,7 +70,7 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
             "warning: write a file with the task of each path, and give it by --config:\n\n"
             f'    [[routes]]\n    path = "/"\n    task = "{next(iter(tasks), "shop.take_order")}"\n'
         )
-    found = events(config)
+    found = list(events(config))
     for task in sorted(config.queues_by_task.keys() & set(tasks)):
         found += unfit(task, config.routes, {worker.tasks[task]: f"the app {app}"})
     lines += [f"warning: {each.check}: {each.problem}; {each.remedy}" for each in found]

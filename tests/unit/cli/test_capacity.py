@@ -11,16 +11,15 @@ import pytest
 
 from gateway.celery_message import Message, encode_body
 from gateway.cli import main
-from gateway.cli.sizing import costs, model
-from gateway.cli.sizing.costs import Cost
-from gateway.cli.sizing.model import GIB, Load, plan, waiting
+from gateway.cli.commands import capacity
+from gateway.cli.commands.capacity import GIB, Cost, Load, Plan, waiting
 from gateway.config.settings import Config
 from gateway.config.strategies import STRATEGIES
 from gateway.errors import ConfigError
 from loadtest import figures
 from loadtest.report import Report, dump
 
-SHIPPED = costs.shipped()
+SHIPPED = capacity.read(capacity.SHIPPED)
 #: A new strategy has no costs until a report with it is committed.
 MEASURED = [name for name in STRATEGIES if f"gateway {name}" in SHIPPED]
 WAITS = Load(rate=1_000, task_time=0.2, strategy="pika", pool="threads", identified=0)
@@ -46,7 +45,7 @@ def test_cpu_lies_between_what_was_measured_and_is_proportional_beyond():
 
 def test_claims_count_in_the_limit_of_the_queues():
     def most(identified: float) -> float:
-        found = plan(but(rate=5_000, identified=identified), SHIPPED)
+        found = Plan(but(rate=5_000, identified=identified), SHIPPED)
         (limit,) = (limit for limit in found.limits if limit.what == "queues")
         return limit.rate / found.queues
 
@@ -75,12 +74,12 @@ def test_a_task_waits_for_a_slot_as_erlang_says(slots, busy, seconds):
 
 
 def test_little_s_law_gives_what_is_in_flight_and_the_slots():
-    found = plan(WAITS, SHIPPED)
+    found = Plan(WAITS, SHIPPED)
     assert found.in_flight == pytest.approx(1_000 * found.seconds)
     assert 0.2 < found.seconds < 0.21
     slots = found.workers.count * found.concurrency
     assert 1_000 * 0.2 / 0.7 <= slots < 1_000 * 0.2 / 0.7 + 2 * found.concurrency
-    kept = plan(but(identified=0.5, claim_ttl=60, result_ttl=10), SHIPPED)
+    kept = Plan(but(identified=0.5, claim_ttl=60, result_ttl=10), SHIPPED)
     assert (kept.kept_claims, kept.stored_results) == (30_000, 5_000)
 
 
@@ -88,47 +87,47 @@ def test_little_s_law_gives_what_is_in_flight_and_the_slots():
 def test_nothing_planned_is_used_more_than_is_aimed_at(rate):
     for strategy, pool in product(MEASURED, ("prefork", "threads", "gevent", "solo")):
         load = Load(rate=rate, task_time=0.05, strategy=strategy, pool=pool, queue_type="quorum")
-        found = plan(load, SHIPPED)
+        found = Plan(load, SHIPPED)
         assert found.gateways.cores <= 0.7 * found.gateways.count + 1e-6
         assert found.workers.count * found.concurrency >= rate * 0.05 / 0.7
         assert found.brokers.cores <= 0.7 * load.cores * found.brokers.count + 1e-6
         assert found.brokers.count >= 3
         assert found.limits == sorted(found.limits, key=lambda each: each.rate)
         assert all(rate <= limit.rate for limit in found.limits)
-        more = plan(load.model_copy(update={"rate": 2 * rate}), SHIPPED)
+        more = Plan(load.model_copy(update={"rate": 2 * rate}), SHIPPED)
         assert more.gateways.count >= found.gateways.count
         assert more.workers.count >= found.workers.count
 
 
 def test_tasks_that_compute_need_a_core_each_and_threads_share_one():
-    found = plan(but(rate=100, task_cpu=1.0), SHIPPED)
+    found = Plan(but(rate=100, task_cpu=1.0), SHIPPED)
     assert found.workers.count >= 100 * 0.2 / 0.7
     assert found.workers.cores == pytest.approx(100 * 0.2, rel=0.1)
     assert (
-        plan(but(rate=100, task_cpu=1.0, pool="prefork"), SHIPPED).workers.count
+        Plan(but(rate=100, task_cpu=1.0, pool="prefork"), SHIPPED).workers.count
         < found.workers.count
     )
 
 
 def test_what_has_an_answer_waits_in_the_gateway_as_far_as_its_strategy_can():
-    held = {s: plan(but(strategy=s), SHIPPED).gateways.count for s in MEASURED}
+    held = {s: Plan(but(strategy=s), SHIPPED).gateways.count for s in MEASURED}
     assert held["blocking"] >= 200  # one at a time
     assert held["threadpool"] >= 200 / Config().threads
     assert held["pika"] <= 2
 
 
 def test_a_number_of_workers_of_one_s_own_is_checked():
-    found = plan(but(workers=8, processes=5), SHIPPED)
+    found = Plan(but(workers=8, processes=5), SHIPPED)
     assert (found.workers.count, found.gateways.count) == (8, 5)
     with pytest.raises(ConfigError, match="--workers: 3 with 64 tasks at once end 9"):
-        plan(but(workers=3), SHIPPED)
+        Plan(but(workers=3), SHIPPED)
     # A request costs a worker that rests more than one that is busy, which could do 1,000 a second.
     worker = Cost(points=[(100, 0.2), (900, 0.9)])
     measured = SHIPPED | {"worker pika solo": worker}
     asked = but(rate=900, task_time=0, pool="solo", workers=1)
-    assert plan(asked, measured).workers.count == 1
+    assert Plan(asked, measured).workers.count == 1
     with pytest.raises(ConfigError, match="--workers: 1 with 1 tasks at once end 1,000 a second"):
-        plan(asked.model_copy(update={"rate": 1_000}), measured)
+        Plan(asked.model_copy(update={"rate": 1_000}), measured)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +143,14 @@ def test_a_worker_has_a_connection_for_tasks_and_one_for_each_process_that_repli
     strategy, pool, expected
 ):
     load = Load(rate=1, task_time=0.2, strategy=strategy, pool=pool, concurrency=8, workers=1)
-    assert plan(load, SHIPPED).workers.amqp == expected
+    assert Plan(load, SHIPPED).workers.amqp == expected
 
 
 def test_claims_that_no_machine_holds_are_what_breaks_first():
-    found = plan(but(rate=5_000, identified=1, memory=8 * GIB), SHIPPED)
+    found = Plan(but(rate=5_000, identified=1, memory=8 * GIB), SHIPPED)
     assert any("cells" in note for note in found.notes)
     assert found.claims.machines > 10
-    shorter = plan(but(identified=1, claim_ttl=600), SHIPPED)
+    shorter = Plan(but(identified=1, claim_ttl=600), SHIPPED)
     assert shorter.claims.count < found.claims.count
 
 
@@ -161,7 +160,7 @@ def test_a_message_is_as_large_as_the_model_says():
     delivery = {"id": "0" * 32, "route": "/", "received_at": "2025-01-01T00:00:00+00:00"}
     message = Message("0" * 36, "api.core.main", "celery", body, delivery, expires=1e9)
     size = len(body) + len(json.dumps(message.headers()))
-    assert 0.5 * model.MESSAGE < size - 250 < model.MESSAGE
+    assert 0.5 * capacity.MESSAGE < size - 250 < capacity.MESSAGE
 
 
 def test_own_costs_replace_the_shipped_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -254,7 +253,7 @@ def test_what_claims_are_kept_for_is_told_if_there_are_any(capsys, share):
 
 def test_a_strategy_without_measured_costs_is_told(capsys, monkeypatch):
     rest = {name: cost for name, cost in SHIPPED.items() if "ioloop" not in name}
-    monkeypatch.setattr(costs, "shipped", lambda: rest)
+    monkeypatch.setattr(capacity, "read", lambda _: rest)
     assert main(["capacity", "--rate=1", "--task-time=1", "--strategy=ioloop"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("gateway: --strategy: what ioloop costs was not measured yet; run ")

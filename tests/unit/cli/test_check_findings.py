@@ -205,7 +205,7 @@ def test_sources_whose_body_is_not_signed_are_one_warning():
             "id": "header:X",
         },
     }
-    found = configuration.sources(Config(sources=sources))
+    found = list(configuration.sources(Config(sources=sources)))
     assert [told(finding)[:2] for finding in found] == [
         ("warn", "source bot"),
         ("ok", "source hub"),
@@ -250,7 +250,7 @@ def test_a_route_that_waits_for_events_that_its_sender_does_not_have_is_warned_o
     source, route, said
 ):
     config = Config(sources=EVENTS, routes=[{"path": "/a", "source": source, **route}])
-    found = configuration.events(config)
+    found = list(configuration.events(config))
     assert [told(finding)[:2] for finding in found] == [("warn", "route /a")] * bool(said)
     assert all(said in str(finding) for finding in found)
 

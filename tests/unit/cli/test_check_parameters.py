@@ -36,7 +36,7 @@ def judged(task, **route):
     answers.take("active_queues", {"w": QUEUES})
     answers.take("registered", {"w": [f"shop.charge [{PARAMETERS}={told}]"]})
     config = Config(routes=[{"path": "/charge", "task": "shop.charge", **route}])
-    return workers.judge_tasks(config, answers)
+    return list(workers.judge_tasks(config, answers))
 
 
 def named(*names, **more):

@@ -18,7 +18,7 @@ from gateway.config.problems import explain
 from gateway.config.settings import Config, Route
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.config.task import FurtherTask
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.errors import ConfigError
 from gateway.model import Text
 from gateway.process.handover import Start, read, write

@@ -12,7 +12,7 @@ from pika.channel import Channel
 
 from gateway.amqp.broker import open_connection
 from gateway.amqp.frames import ACK, METHOD, frame
-from gateway.config.tls import TLS
+from gateway.config.urls import TLS
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from loadtest.lab.consumers.drivers import Broker, Ending, Run
