@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError, NotConfirmed, RequestError
 from gateway.journal.entry import Entry
-from gateway.journal.redis_store import RedisStore
+from gateway.journal.store import JournalStore
 from gateway.journal.replay import Publish, Replay, Replays, publishing
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.records import Published, Replayed
@@ -55,7 +55,7 @@ class Persons:
         """Replay two of the newest deliveries, or one and an edited one."""
         config = self.world.config
         try:
-            async with RedisStore.opened(config) as store, publishing(config) as publish:
+            async with JournalStore.opened(config) as store, publishing(config) as publish:
                 replays = Replays(store, partial(self._publish, party, publish))
                 newest = await _newest(store, rng.choice(NEWEST))
                 for entry in rng.sample(newest, min(2, len(newest))):
@@ -96,7 +96,7 @@ class Persons:
         )
 
 
-async def _newest(store: RedisStore, most: int) -> list[Entry]:
+async def _newest(store: JournalStore, most: int) -> list[Entry]:
     found: list[Entry] = []
     async with aclosing(store.entries(calls=False)) as entries:
         async for entry in entries:
