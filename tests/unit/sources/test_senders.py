@@ -102,6 +102,8 @@ def forgeries(name: str, vector: dict[str, Any], most: int = 40) -> list[Request
                 inside = json.loads(b64decode(value))
                 inside["signature"] = other(inside["signature"])
                 changes = {b64encode(json.dumps(inside).encode()).decode(), "", "x"}
+            lacking = {key: text for key, text in good.headers.items() if key != place.name}
+            bad.append(replace(good, headers=lacking))
             for changed in changes - {value}:
                 bad.append(replace(good, headers={**good.headers, place.name: changed}))
         if place.kind == "url":
