@@ -78,13 +78,10 @@ def test_arguments_that_fit(task, route):
         (lambda a, b: 0, {"args": ["body"]}, "it needs `b`, and does not always get it"),
         (lambda *, a, b: 0, {"args": []}, "it needs `a` and `b`, and does not always get them"),
         (lambda a, /: 0, named("a"), "it does not take `a`, and gets `a`; it needs `a`"),
-        (
-            lambda order: 0,
-            named(order={"from": "json:/x", "optional": True}),
-            "it needs `order`, and does not always get it",
-        ),
+        (lambda order: 0, named(order={"from": "json:/x", "optional": True}),
+         "it needs `order`, and does not always get it"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_do_not_fit(task, route, problem):
     (finding,) = judged(task, **route)
     assert (finding.status, finding.check) == ("fail", "task shop.charge")

@@ -12,23 +12,13 @@ from gateway.cli import main
     [
         (["serve", "--prot", "80"], "gateway serve", "--prot 80; did you mean --port?"),
         (["--prot=80"], "gateway serve", "--prot=80; did you mean --port?"),
-        (
-            ["check", "extra"],
-            "gateway check",
-            "extra; `gateway check --help` lists what there is",
-        ),
-        (
-            ["send", "--as", "x", "http://127.0.0.1/", "--evnt", "e"],
-            "gateway send",
-            "--evnt e; did you mean --event?",
-        ),
-        (
-            ["deliveries", "list", "--sate", "failed"],
-            "gateway deliveries list",
-            "--sate failed; did you mean --state?",
-        ),
+        (["check", "extra"], "gateway check", "extra; `gateway check --help` lists what there is"),
+        (["send", "--as", "x", "http://127.0.0.1/", "--evnt", "e"], "gateway send",
+         "--evnt e; did you mean --event?"),
+        (["deliveries", "list", "--sate", "failed"], "gateway deliveries list",
+         "--sate failed; did you mean --state?"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage, words):
     with pytest.raises(SystemExit) as ended:
         main(argv)
@@ -40,11 +30,8 @@ def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage
     ("argv", "command", "words"),
     [
         (["serv"], "gateway", "argument COMMAND: invalid choice: 'serv'; did you mean serve?"),
-        (
-            ["completion", "zhs"],
-            "gateway completion",
-            "argument shell: invalid choice: 'zhs'; did you mean zsh?",
-        ),
+        (["completion", "zhs"], "gateway completion",
+         "argument shell: invalid choice: 'zhs'; did you mean zsh?"),
         (
             ["serve", "--port", "abc"],
             "gateway serve",
@@ -52,7 +39,7 @@ def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage
             "lists what there is",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_word_is_told_in_one_line_with_the_nearest(capsys, argv, command, words):
     with pytest.raises(SystemExit) as ended:
         main(argv)

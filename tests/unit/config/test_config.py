@@ -385,16 +385,10 @@ def test_a_problem_with_a_flag_names_it_as_it_is_given():
 @pytest.mark.parametrize(
     "url",
     [
-        "",
-        "localhost",
-        "http://host",
-        "amqp://",
-        "redis://",
-        "redis://h:x",
-        "amqp://h:99999",
+        "", "localhost", "http://host", "amqp://", "redis://", "redis://h:x", "amqp://h:99999",
         "db+postgresql://h/db",
     ],
-)
+)  # fmt: skip
 def test_url_needs_a_known_scheme_a_host_and_a_port_that_can_be(toml, name, url):
     if (name, url) == ("result_backend", ""):
         url = "://"  # an empty one means that there is none
@@ -534,25 +528,18 @@ def test_secrets_are_in_no_text_of_the_configuration():
 @pytest.mark.parametrize(
     "text",
     [
-        f'broker_url = "http://{SECRET}@h"',
-        f'broker_url = ["amqp://h", 5, "{SECRET}"]',
-        f'broker_url = "amqp://u:{SECRET}@h:port"',
-        f'result_backend = "{SECRET}://h"',
-        f'result_backend = "redis://:{SECRET}@[h"',
-        f'result_backend = {{ text = "{SECRET}" }}',
-        f'result_backend = ["{SECRET}"]',
-        f'broker_url = "redis://:{SECRET}@a;redis://b"',
+        f'broker_url = "http://{SECRET}@h"', f'broker_url = ["amqp://h", 5, "{SECRET}"]',
+        f'broker_url = "amqp://u:{SECRET}@h:port"', f'result_backend = "{SECRET}://h"',
+        f'result_backend = "redis://:{SECRET}@[h"', f'result_backend = {{ text = "{SECRET}" }}',
+        f'result_backend = ["{SECRET}"]', f'broker_url = "redis://:{SECRET}@a;redis://b"',
         f'broker_url = "redis://:{SECRET}@a"\nstrategy = "pika"',
-        f'broker_url = "amqp://{SECRET}@h"\nport = "x"',
-        f'broker_url = "amqp://{SECRET}@h',
-        f'state_url = "{SECRET}"',
-        f'secret_key = ["{SECRET}"]',
-        f'admin_token = ["{SECRET}"]',
+        f'broker_url = "amqp://{SECRET}@h"\nport = "x"', f'broker_url = "amqp://{SECRET}@h',
+        f'state_url = "{SECRET}"', f'secret_key = ["{SECRET}"]', f'admin_token = ["{SECRET}"]',
         f'[sources.x]\nscheme = "{SECRET}"',
         f'[sources.x]\nscheme = "github"\nsecrets = [["{SECRET}"]]',
         f'[sources.x]\nscheme = "standard"\nsecrets = "whsec_{SECRET}!"',
     ],
-)
+)  # fmt: skip
 def test_secrets_are_in_no_problem(toml, text):
     with pytest.raises(ConfigError) as error:
         load({}, {}, toml(text))

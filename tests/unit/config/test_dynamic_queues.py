@@ -84,11 +84,8 @@ def test_settings_that_cannot_be(settings, problem):
 @pytest.mark.parametrize(
     ("settings", "routes", "problem"),
     [
-        (
-            {"broker_url": "redis://localhost/0"},
-            [route(**OWN)],
-            "routes[0].queue: only an AMQP broker has queues that expire; use a fixed name",
-        ),
+        ({"broker_url": "redis://localhost/0"}, [route(**OWN)],
+         "routes[0].queue: only an AMQP broker has queues that expire; use a fixed name"),
         (
             {},
             [route(**OWN, queue_expires=8)],
@@ -109,7 +106,7 @@ def test_settings_that_cannot_be(settings, problem):
             "(path /{session}); make them the same",
         ),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_work_together(settings, routes, problem):
     assert cross_checks.problems(Config(**settings, routes=routes)) == [problem]
 

@@ -81,12 +81,10 @@ def test_a_replay_goes_where_its_route_leads_today(fields, routes, found):
             ],
             CHANGED + "2 routes have the path /orders",
         ),
-        (
-            [{"task": "shop.a", "exchange": "events", "routing_key": "o.{header:x}"}],
-            "/orders has a new exchange, and a routing key that only a request has",
-        ),
+        ([{"task": "shop.a", "exchange": "events", "routing_key": "o.{header:x}"}],
+         "/orders has a new exchange, and a routing key that only a request has"),
     ],
-)
+)  # fmt: skip
 def test_a_replay_whose_route_is_not_known_any_more_is_refused(routes, why):
     with pytest.raises(NotFound, match=why.replace(".", r"\.")):
         aim(entry(), *routes)

@@ -47,15 +47,11 @@ ROUTES = routes(
         ("/w%65chat/m%61in", "/wechat/main", {}),
         ("/gr%C3%B6%C3%9Fe", "/größe", {}),
         ("/wechat/%2541", "/wechat/{account}", {"account": "%41"}),
-        (
-            "/wechat/a/b.c.json",
-            "/wechat/{account}/{event}.json",
-            {"account": "a", "event": "b.c"},
-        ),
+        ("/wechat/a/b.c.json", "/wechat/{account}/{event}.json", {"account": "a", "event": "b.c"}),
         ("/axb", "/{anything}", {"anything": "axb"}),
         ("/wechat", "/{anything}", {"anything": "wechat"}),
     ],
-)
+)  # fmt: skip
 def test_path_finds_its_route_and_parameters(path, route, params):
     found, got = ROUTES.find(path)
     assert (found.path, got) == (route, params)

@@ -69,10 +69,7 @@ def test_all_keys_reach_the_gateways_children():
         ({"signature": "hedder:x"}, "signature[0]: hedder:x is no place; a place is header:NAME"),
         ({"signed": "{body|sha}"}, "signed: body|sha: there is no filter sha; there are sha256hex"),
         ({"signed": "{bdy}"}, "signed: a text with places in braces"),
-        (
-            {"algorithm": "hmac-sha265"},
-            "hmac-sha265 is not known; did you mean hmac-sha",
-        ),
+        ({"algorithm": "hmac-sha265"}, "hmac-sha265 is not known; did you mean hmac-sha"),
         ({"algorithm": "sha256"}, "signed: a plain hash has to have the key in it"),
         ({"algorithm": "ed25519"}, "key: ed25519 needs a public key"),
         ({"list": None}, "list: is needed for pick"),
@@ -81,7 +78,7 @@ def test_all_keys_reach_the_gateways_children():
         ({"key": "hex"}, "a key in hexadecimal digits"),
         ({"colour": 1}, "colour: there is no such setting"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_block_is_told_with_its_place_and_what_would_be_valid(tmp_path, change, words):
     table = {key: value for key, value in {**BLOCK, **change}.items() if value is not None}
     file = tmp_path / "gateway.toml"

@@ -47,13 +47,11 @@ def verified(scheme: str, message: Any, url: str = URL, **headers: str) -> Any:
         ("sendgrid", [{"event": "open"}, {"other": 1}], "open"),
         ("sendgrid", [], ""),
         ("hubspot", [{"subscriptionType": "a"}, {"subscriptionType": "b"}], "a,b"),
-        (
-            "meta",
-            {"object": "page", "entry": [{"changes": [{"field": "feed"}, {"field": "mention"}]}]},
-            "page.feed,page.mention",
-        ),
+        ("meta",
+         {"object": "page", "entry": [{"changes": [{"field": "feed"}, {"field": "mention"}]}]},
+         "page.feed,page.mention"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_has_the_events_of_all_its_items(scheme, message, event):
     assert verified(scheme, message).event == event
 
@@ -110,29 +108,21 @@ ONE, OTHER = b'{"id":7,"a":1}', b'{"id":7,"a":2}'
 @pytest.mark.parametrize(
     ("block", "requests"),
     [
-        (
-            {"identity": "digest", "event": "header:X-Event"},
-            [(ONE, "", {"X-Event": "a"}), (ONE, "", {"X-Event": "b"})],
-        ),
-        (
-            {"identity": "digest", "apart": ["header:X-Shop"]},
-            [(ONE, "", {"X-Shop": "a"}), (ONE, "", {"X-Shop": "b"})],
-        ),
+        ({"identity": "digest", "event": "header:X-Event"},
+         [(ONE, "", {"X-Event": "a"}), (ONE, "", {"X-Event": "b"})]),
+        ({"identity": "digest", "apart": ["header:X-Shop"]},
+         [(ONE, "", {"X-Shop": "a"}), (ONE, "", {"X-Shop": "b"})]),
         ({"identity": "query:id"}, [(ONE, "id=7", {}), (OTHER, "id=7", {})]),
-        (
-            {"identity": "json:/id", "signed": "{header:X-A}"},
-            [(ONE, "", {"X-A": ""}), (OTHER, "", {"X-A": ""})],
-        ),
+        ({"identity": "json:/id", "signed": "{header:X-A}"},
+         [(ONE, "", {"X-A": ""}), (OTHER, "", {"X-A": ""})]),
         ({"identity": "json:/id", "algorithm": "equal"}, [(ONE, "", {}), (OTHER, "", {})]),
         ({"identity": ["digest", "json:/id"]}, [(ONE, "", {}), (OTHER, "", {})]),
         ({"identity": "digest", "signed": "{url}{body}"}, [(ONE, "a=1", {}), (ONE, "a=2", {})]),
         ({"identity": "json:/id", "signed": "{body|json:/id}"}, [(ONE, "", {}), (OTHER, "", {})]),
-        (
-            {"identity": "form:id", "signed": "{body|sortedform}"},
-            [(b"id=7&a=bc", "", {}), (b"id=7&ab=c", "", {})],
-        ),
+        ({"identity": "form:id", "signed": "{body|sortedform}"},
+         [(b"id=7&a=bc", "", {}), (b"id=7&ab=c", "", {})]),
     ],
-)
+)  # fmt: skip
 def test_two_deliveries_have_two_identities(block, requests):
     found = identities(own(**block), *requests)
     assert len(found) == 2 and "" not in found
@@ -235,16 +225,12 @@ PUBLIC = find("sendgrid").block.example["public"]
         ({"algorithm": "equal"}, "handshakes: {hmac:...} needs an hmac algorithm, not equal"),
         ({"algorithm": "basic", "secrets": "a:b"}, "needs an hmac algorithm, not basic"),
         ({"algorithm": "sha256", "signed": "{key}{body}"}, "needs an hmac algorithm, not sha256"),
-        (
-            {"algorithm": "ecdsa-sha256", "key": "spki", "secrets": PUBLIC},
-            "needs an hmac algorithm, not ecdsa-sha256",
-        ),
-        (
-            {"key": "whsec", "secrets": f"whpk_{b64encode(bytes(31) + b'2').decode()}"},
-            "a public key cannot sign the handshake's answer",
-        ),
+        ({"algorithm": "ecdsa-sha256", "key": "spki", "secrets": PUBLIC},
+         "needs an hmac algorithm, not ecdsa-sha256"),
+        ({"key": "whsec", "secrets": f"whpk_{b64encode(bytes(31) + b'2').decode()}"},
+         "a public key cannot sign the handshake's answer"),
     ],
-)
+)  # fmt: skip
 def test_no_handshake_gives_the_secret_away_or_fails_on_its_key(block, text):
     with pytest.raises(ValidationError, match=re.escape(text)):
         own(handshakes=[SIGNED_ANSWER], **block)

@@ -31,17 +31,13 @@ def source(**options) -> Source:
     ("options", "body"),
     [
         ({}, {"id": "7", "type": "order.paid"}),
-        (
-            {"identity": "json:/event/id", "event": "json:/event/type"},
-            {"id": "7", "type": "order.paid", "event": {"id": "7", "type": "order.paid"}},
-        ),
-        (
-            {"identity": "json:/id/a~1b", "event": "header:X-Event"},
-            {"id": {"a/b": "7"}, "type": "order.paid"},
-        ),
+        ({"identity": "json:/event/id", "event": "json:/event/type"},
+         {"id": "7", "type": "order.paid", "event": {"id": "7", "type": "order.paid"}}),
+        ({"identity": "json:/id/a~1b", "event": "header:X-Event"},
+         {"id": {"a/b": "7"}, "type": "order.paid"}),
         ({"identity": "header:X-Id", "event": "json:"}, {"id": "7", "type": "order.paid"}),
     ],
-)
+)  # fmt: skip
 def test_a_sample_has_its_identity_and_event_where_they_are_read(options, body):
     event, sample = source(**options).sample("order.paid", "7", NOW)
     assert (event, json.loads(sample)) == ("order.paid", body)
