@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import pytest
+
 from gateway.delivery import Request
+from gateway.errors import Unverified
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import EXAMPLES, NOW, PUBLIC_URL
@@ -46,3 +49,9 @@ def received(signed: Signed, url: str = URL) -> Request:
         arrived=0.0,
         received_at=NOW,
     )
+
+
+def unverified(source: Source, request: Request) -> None:
+    """See that `source` refuses a request as one that nobody has proved."""
+    with pytest.raises(Unverified):
+        source.verify(request)

@@ -21,11 +21,11 @@ from nacl.signing import SigningKey, VerifyKey
 from slack_sdk.signature import SignatureVerifier
 from stripe import SignatureVerificationError, WebhookSignature
 
-from gateway.errors import BadRequest, Unverified
+from gateway.errors import BadRequest
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW, public
 from tests.unit.sources.messages import is_secret
-from tests.unit.sources.sending import URL, received, sender
+from tests.unit.sources.sending import URL, received, sender, unverified
 
 characters = st.characters(codec="utf-8", exclude_categories=["C"])
 secrets = st.text(characters, min_size=1, max_size=40).filter(is_secret)
@@ -52,8 +52,7 @@ def accepted(scheme: str, source: Source, signed: Signed) -> None:
         assert scheme in ("discord", "slack", "stripe")
     for body in (request.body + b"\0", request.body[1:], b"x" + request.body):
         if body != request.body:
-            with pytest.raises(Unverified):
-                source.verify(replace(request, body=body))
+            unverified(source, replace(request, body=body))
 
 
 # standardwebhooks ---------------------------------------------------------------------------
@@ -200,5 +199,4 @@ def test_tokens_are_sent_as_documented(scheme, header, data):
     source = sender(scheme, secrets=secret)
     assert source.verify(received(Signed(b"{}", {header: on_the_wire}))).body == b"{}"
     assert source.sign(Draft(b"{}", URL, NOW)).headers == {header.lower(): on_the_wire}
-    with pytest.raises(Unverified):
-        source.verify(received(Signed(b"{}", {header: on_the_wire + "-"})))
+    unverified(source, received(Signed(b"{}", {header: on_the_wire + "-"})))
