@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from itertools import islice
 from types import SimpleNamespace
 
 import pika.exceptions
 import pytest
 
 from gateway.amqp import broker
+from gateway.amqp.publisher import Publisher
 from gateway.config.settings import Config
+from gateway.metrics import Metrics
 
 
 @pytest.mark.parametrize("count", [1, 5, 3 * broker._AT_ONCE])
@@ -76,3 +79,16 @@ def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
         return errors
 
     assert asyncio.run(work()) == []
+
+
+def test_processes_begin_with_different_nodes_and_go_on_in_turn():
+    urls = ["amqp://a", "amqp://b", "amqp://c"]
+    metrics = Metrics()
+    orders = set()
+    for _ in range(100):
+        publisher = Publisher(Config(broker_url=urls), metrics)
+        order = tuple(islice(publisher._brokers, 4))
+        assert publisher.url == order[0] == order[3]
+        orders.add("".join(url[-1] for url in order[:3]))
+    assert orders == {"abc", "bca", "cab"}
+    metrics.close()

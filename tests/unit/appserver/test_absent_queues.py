@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import amqp
 import pytest
-from celery import Celery
 from kombu import Queue
 
 from appserver import absent_queues
@@ -17,11 +16,10 @@ AWAY = "NOT_FOUND - home node 'rabbit@a' of durable queue '{}' in vhost '/' is d
 
 
 @pytest.fixture
-def consumer():
-    with Celery(broker="amqp://h//", set_as_current=False) as app:
-        app.conf.task_queues = [Queue("celery"), Queue("orders")]
-        added: list[str] = []
-        yield SimpleNamespace(app=app, absent=frozenset(), added=added, add_task_queue=added.append)
+def consumer(celery):
+    app, added = celery(broker="amqp://h//"), []
+    app.conf.task_queues = [Queue("celery"), Queue("orders")]
+    return SimpleNamespace(app=app, absent=frozenset(), added=added, add_task_queue=added.append)
 
 
 def test_only_the_queue_that_is_away_is_left_out(consumer):

@@ -7,7 +7,6 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
 from kombu import Connection
 from kombu.asynchronous.hub import Hub
 
@@ -67,14 +66,11 @@ def test_a_worker_without_a_loop_has_nothing_to_wake():
 
 
 @pytest.fixture
-def consumer():
+def consumer(celery):
     """A consumer that connects, and what its connection is asked to drain."""
-    options = {"confirm_publish": True, "max_retries": 3}
-    app = Celery(broker="amqp://h//", set_as_current=False)
-    app.conf.broker_transport_options = options
-    consumer = SimpleNamespace(app=app, hub=None, steps=[], ensure_connected=lambda found: found)
-    yield consumer
-    app.close()
+    app = celery(broker="amqp://h//")
+    app.conf.broker_transport_options = {"confirm_publish": True, "max_retries": 3}
+    return SimpleNamespace(app=app, hub=None, steps=[], ensure_connected=lambda found: found)
 
 
 @pytest.mark.parametrize("hub", [None, "kombu's"])

@@ -7,7 +7,6 @@ from typing import Any
 
 import amqp
 import pytest
-from celery import Celery
 
 from appserver.frozen_nodes import (
     UNANSWERED,
@@ -106,18 +105,17 @@ def test_it_looks_where_the_loop_itself_has_the_timer(connection, hub, green, lo
 
 
 @pytest.mark.parametrize(
-    ("left", "first"), [(None, "a"), (("a", 1), "b"), (("b", 2), "a"), (("d", 4), "a")]
+    ("nodes", "left", "first"),
+    [
+        (NODES, None, ("a", 1)),
+        (NODES, ("a", 1), ("b", 2)),
+        (NODES, ("b", 2), ("a", 1)),
+        (NODES, ("d", 4), ("a", 1)),
+        (NODES[:1], ("a", 1), ("a", 1)),  # the only one is tried all the same
+    ],
 )
-def test_the_node_that_was_left_is_not_the_first(left, first):
-    urls = ";".join(f"amqp://guest:guest@{host}:{port}//" for host, port in NODES)
-    with Celery(broker=urls, set_as_current=False) as app:
-        link = app.connection_for_read()
-        begin_elsewhere(link, left)
-    assert node_of(link)[0] == first
-
-
-def test_the_only_node_is_tried_all_the_same():
-    with Celery(broker="amqp://a:1//", set_as_current=False) as app:
-        link = app.connection_for_read()
-        begin_elsewhere(link, ("a", 1))
-    assert node_of(link) == ("a", 1)
+def test_the_node_that_was_left_is_not_the_first(celery, nodes, left, first):
+    urls = ";".join(f"amqp://guest:guest@{host}:{port}//" for host, port in nodes)
+    link = celery(broker=urls).connection_for_read()
+    begin_elsewhere(link, left)
+    assert node_of(link) == first
