@@ -5,18 +5,11 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
 
-from gateway.answer import Answer
-from gateway.celery_message import TaskIds
-from gateway.config.settings import Config
 from gateway.delivery import Request
-from gateway.metrics import Metrics
-from gateway.relay.relay import Relay
-from tests.support.in_memory import InMemory, echo
 
 SECRET = "open-sesame"
 SOURCES = {"forge": {"scheme": "github", "secrets": SECRET}}
@@ -26,8 +19,6 @@ ROUTES = [
     {"path": "/plain", "args": ["json:/id"]},
 ]
 
-Ask = Callable[[Request], Answer]
-
 
 @pytest.fixture(params=[True, False], ids=["log_requests", "no log_requests"])
 def log_requests(request: pytest.FixtureRequest) -> bool:
@@ -35,21 +26,10 @@ def log_requests(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def ask(caplog: pytest.LogCaptureFixture, log_requests: bool) -> Iterator[Ask]:
+def ask(relaying, caplog: pytest.LogCaptureFixture, log_requests: bool):
     """Relay a request, and return its answer."""
     caplog.set_level(logging.INFO)
-    metrics = Metrics(routes=["/forge", "/plain"])
-    config = Config(sources=SOURCES, routes=ROUTES, log_requests=log_requests)
-    relay = Relay(config, InMemory(echo), metrics, TaskIds())
-
-    def ask(request: Request) -> Answer:
-        given: list[Answer] = []
-        relay.relay(request, given.append)
-        (answer,) = given
-        return answer
-
-    yield ask
-    metrics.close()
+    return relaying(sources=SOURCES, routes=ROUTES, log_requests=log_requests).send
 
 
 def proof(body: bytes) -> str:
