@@ -17,7 +17,7 @@ from gateway.sources import find, of, options_class
 from gateway.sources.base import Draft, Source
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import post
-from tests.unit.sources.sending import URL, received, unverified
+from tests.unit.sources.sending import URL, own, received, unverified
 
 BLOCK = {
     "secrets": "key", "signature": "header:X-Sig", "list": ",", "pick": "v1",
@@ -29,9 +29,7 @@ TOKEN = {"secrets": "key", "signature": "header:x-sig", "algorithm": "jwt"}
 
 
 def source(**changes: Any) -> Source:
-    values = {**BLOCK, **changes}
-    options = options_class(values).model_validate(values)
-    return of(options)(options, "https://hooks.example.com")
+    return own(**{**BLOCK, **changes})
 
 
 def test_a_table_without_a_scheme_is_a_block():

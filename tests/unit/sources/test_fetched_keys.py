@@ -20,7 +20,7 @@ from gateway.sources import BLOCKS, find
 from gateway.sources.base import KeyRequest, Source, listed
 from loadtest.examples import example
 from tests.unit.sources.examples import NOW
-from tests.unit.sources.sending import unverified
+from tests.unit.sources.sending import own, unverified
 from tests.unit.sources.test_jwt import PRIVATE, pem
 from tests.unit.sources.test_senders import RIGHT, request
 
@@ -204,14 +204,13 @@ def test_a_token_whose_key_is_not_in_the_set_has_it_fetched_again():
         assert keys.newer == 1
 
 
-def own(form: str, **more: Any) -> Source:
+def of_form(form: str, **more: Any) -> Source:
     block = {
         "signature": "header:authorization", "prefix": "Bearer ", "algorithm": "jwt", "key": "pem",
         "key_url": "https://keys.example/set", "key_form": form,
         "require": {"claim:/aud": "{key}"}, "secrets": "me", **more,
     }  # fmt: skip
-    options = find("hmac").options_class.model_validate(block)
-    return options.source(options)  # type: ignore[attr-defined,no-any-return]
+    return own(**block)
 
 
 @pytest.mark.parametrize("algorithm", sorted(PRIVATE))
@@ -221,7 +220,7 @@ def test_a_set_has_keys_of_all_kinds(algorithm):
         family = jwt.algorithms.get_default_algorithms()[name]
         jwks.append({**json.loads(family.to_jwk(key.public_key())), "kid": name})
     jwks += [{"kty": "oct", "k": "AAAA", "kid": "o"}, {}, 1, {"kty": "EC", "crv": "P-256", "x": 1}]  # type: ignore[list-item]
-    source = own("jwks")
+    source = of_form("jwks")
     source.key_store = Keys(json.dumps({"keys": jwks}).encode())
     token = jwt.encode({"aud": "me", "exp": NOW}, PRIVATE[algorithm], algorithm, {"kid": algorithm})
     good = Request("POST", "/", "", {"authorization": f"Bearer {token}"}, b"", "", 0.0, NOW)
@@ -240,7 +239,7 @@ def test_a_set_has_keys_of_all_kinds(algorithm):
 )  # fmt: skip
 def test_what_is_fetched_may_be_anything(form, answer):
     more = {} if form in ("jwks", "kids") else {"key": "pem"}
-    source = own(form, **more)
+    source = of_form(form, **more)
     try:
         found = source.key_requests[0].read(answer)
     except ValueError:
@@ -267,7 +266,7 @@ def test_what_is_fetched_may_be_anything(form, answer):
 )
 def test_what_cannot_be_fetched_safely_is_refused_at_start(changes, problem):
     with pytest.raises(ValueError, match=problem):
-        own("jwks", **{"require": {}, **changes})
+        of_form("jwks", **{"require": {}, **changes})
 
 
 def test_paypal_needs_the_id_beside_the_public_key():

@@ -16,16 +16,10 @@ from pydantic import ValidationError
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
-from gateway.sources import declared, find, of, options_class, places, reading
+from gateway.sources import declared, find, places, reading
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
-from tests.unit.sources.sending import URL, received, receiver, sender, unverified
-
-
-def own(**block: Any) -> Source:
-    values = {"secrets": "key", "signature": "header:X-Sig", **block}
-    options = options_class(values).model_validate(values)
-    return of(options)(options, "https://hooks.example.com")
+from tests.unit.sources.sending import URL, own, received, receiver, sender, unverified
 
 
 def request(method: str, query: str) -> Request:

@@ -13,17 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.sources import find
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import is_secret, post
-from tests.unit.sources.sending import URL, received, unverified
+from tests.unit.sources.sending import URL, own, received, unverified
 
 
 def source(**options) -> Source:
-    found = find("hmac")
-    values = {"scheme": "hmac", "secrets": "key", "signature": "header:X-Signature", **options}
-    return found(found.options_class.model_validate(values))
+    return own(**{"scheme": "hmac", "signature": "header:X-Signature", **options})
 
 
 @pytest.mark.parametrize(
@@ -40,12 +37,6 @@ def source(**options) -> Source:
 def test_a_sample_has_its_identity_and_event_where_they_are_read(options, body):
     event, sample = source(**options).sample("order.paid", "7", NOW)
     assert (event, json.loads(sample)) == ("order.paid", body)
-
-
-def problem(**options) -> str:
-    with pytest.raises(ValidationError) as error:
-        source(**options)
-    return str(error.value)
 
 
 @pytest.mark.parametrize("algorithm", ["sha1", "sha256", "sha512"])
@@ -105,16 +96,13 @@ def test_without_a_tolerance_the_time_may_be_in_any_form(when):
 
 
 @pytest.mark.parametrize(
-    "signed",
-    ["", "body", "{body", "{body}}", "{nonce}{body}", "{}", "{body!r}", "{body.__class__}"],
-)
-def test_templates_without_sense(signed):
-    assert "signed: " in problem(signed=signed)
-
-
-@pytest.mark.parametrize(
     ("options", "text"),
     [
+        *(
+            ({"signed": signed}, "signed: ")
+            for signed in ("", "body", "{body", "{body}}", "{nonce}{body}", "{}", "{body!r}")
+        ),
+        ({"signed": "{body.__class__}"}, "signed: "),
         ({"signed": "{time}.{body}"}, "time: is needed for time in signed"),
         ({"time": "header:X-Time"}, "time: header:x-time is not signed; write {time}"),
         ({"signed": "{id}.{body}"}, "id: is needed for id in signed"),
@@ -130,7 +118,9 @@ def test_templates_without_sense(signed):
     ],
 )
 def test_options_that_cannot_be(options, text):
-    assert text in problem(**options)
+    with pytest.raises(ValidationError) as error:
+        source(**options)
+    assert text in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from gateway.errors import OutOfTolerance, SignatureMissing, Unverified
-from gateway.sources import find, of
 from gateway.sources.base import Draft, Signed, Source, Verified
 from gateway.sources.proofs import MAX_TOKEN
-from tests.unit.sources.examples import NOW, PUBLIC_URL
-from tests.unit.sources.sending import URL, received, unverified
+from tests.unit.sources.examples import NOW
+from tests.unit.sources.sending import URL, own, received, unverified
 
 SECRET = "a secret of more than sixty-four bytes, which is what HS512 wants to be safe."
 BODY = b'{"type":"order.paid"}'
@@ -54,8 +53,7 @@ def source(secret: str, **more: Any) -> Source:
         "event": "json:/type",
         **more,
     }
-    options = find("hmac").options_class.model_validate({"secrets": secret, **block})
-    return of(options)(options, PUBLIC_URL)
+    return own(secrets=secret, **block)
 
 
 def verify(found: Source, token: str, body: bytes = BODY, now: float = NOW) -> Verified:
