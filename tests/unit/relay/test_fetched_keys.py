@@ -69,6 +69,13 @@ def sender(monkeypatch) -> Sender:
     return Sender(monkeypatch)
 
 
+def unknown(keys: FetchedKeys, wanted: KeyRequest, **options: bool) -> KeyNotKnown:
+    """See that a key is not known yet."""
+    with pytest.raises(KeyNotKnown) as refused:
+        keys.get(wanted, **options)
+    return refused.value
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -98,10 +105,9 @@ def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
     async def steps(keys: FetchedKeys) -> None:
         sender.held = asyncio.Event()
         for _ in range(50):
-            with pytest.raises(KeyNotKnown) as refused:
-                keys.get(wanted())
+            refused = unknown(keys, wanted())
             await asyncio.sleep(0)
-        assert refused.value.status == 503 and refused.value.retry_after
+        assert refused.status == 503 and refused.retry_after
         sender.held.set()
         await settle()
         assert [keys.get(wanted()) for _ in range(50)] == [1] * 50
@@ -115,13 +121,11 @@ def test_a_failure_is_remembered_for_a_while(sender, error):
     async def steps(keys: FetchedKeys) -> None:
         sender.answers["a"] = error
         for _ in range(5):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted())
+            unknown(keys, wanted())
             await settle()
         assert sender.asked == {"a": 1}
         sender.answers["a"], sender.now = b"2", sender.now + PAUSE
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted())
+        unknown(keys, wanted())
         await settle()
         assert keys.get(wanted()) == 2
 
@@ -133,11 +137,9 @@ def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read)
     async def steps(keys: FetchedKeys) -> None:
         sender.answers |= {"a": b"<html>", "b": b"2"}
         for _ in range(2):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted(read=read))
+            unknown(keys, wanted(read=read))
             await settle()
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted("b"))
+        unknown(keys, wanted("b"))
         await settle()
         assert keys.get(wanted("b")) == 2
 
@@ -146,8 +148,7 @@ def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read)
 
 def test_a_key_that_the_sender_does_not_have_is_unverified(sender):
     async def steps(keys: FetchedKeys) -> None:
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted("forged"))
+        unknown(keys, wanted("forged"))
         await settle()
         with pytest.raises(Unverified):
             keys.get(wanted("forged"))
@@ -159,8 +160,7 @@ def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
     async def steps(keys: FetchedKeys) -> None:
         for hour in range(3):
             for i in range(2_000):
-                with pytest.raises(KeyNotKnown):
-                    keys.get(wanted(f"forged-{hour}-{i}", asker=f"192.0.2.{i % 250}"))
+                unknown(keys, wanted(f"forged-{hour}-{i}", asker=f"192.0.2.{i % 250}"))
                 if i % 7 == 0:
                     await settle()
             fetches = sender.asked.total() - sender.asked["a"]
@@ -179,19 +179,16 @@ def test_who_forges_names_takes_no_fetch_from_others(sender):
     async def steps(keys: FetchedKeys) -> None:
         sender.answers["b"] = b"2"
         for i in range(1_000):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted(f"forged-{i}", asker=f"2001:db8::{i:x}"))
+            unknown(keys, wanted(f"forged-{i}", asker=f"2001:db8::{i:x}"))
             await settle()
         assert sender.asked.total() == SHARE
         for asker in ("2001:db8:0:1::1", "192.0.2.1"):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted("b", asker=asker))
+            unknown(keys, wanted("b", asker=asker))
         await settle()
         assert keys.get(wanted("b")) == 2
         sender.now += SHARE_REFILL
         for name in ("one", "another"):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted(name, asker="2001:db8::1"))
+            unknown(keys, wanted(name, asker="2001:db8::1"))
         await settle()
         assert (sender.asked["one"], sender.asked["another"]) == (1, 0)
         for i in range(2 * MAX_ASKERS):
@@ -212,8 +209,7 @@ def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
         assert keys.get(wanted()) == 2
         await settle()
         sender.now += 2
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted())
+        unknown(keys, wanted())
 
     run(sender, steps, wanted())
 
@@ -225,8 +221,7 @@ def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
             assert keys.get(wanted(), newer=True) == 1
             await settle()
         sender.now += PAUSE + 1
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted(), newer=True)
+        unknown(keys, wanted(), newer=True)
         await settle()
         assert keys.get(wanted(), newer=True) == 2
         assert sender.asked == {"a": 2}
@@ -238,8 +233,7 @@ def test_a_fetch_ends_in_time(sender, monkeypatch):
     async def steps(keys: FetchedKeys) -> None:
         monkeypatch.setattr(fetched_keys, "TIMEOUT", 0.01)
         sender.held = asyncio.Event()
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted())
+        unknown(keys, wanted())
         about = keys._known[wanted().url]
         async with asyncio.timeout(5):
             while about.asked:
@@ -258,8 +252,7 @@ def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender)
     async def steps(keys: FetchedKeys) -> None:
         sender.answers |= {"login": b"T1", "b": b"2"}
         for name in ("a", "b"):
-            with pytest.raises(KeyNotKnown):
-                keys.get(request._replace(url=f"https://keys.example/{name}"))
+            unknown(keys, request._replace(url=f"https://keys.example/{name}"))
             await settle()
         sender.now += TOKEN + FRESH
         keys.get(request)
@@ -281,8 +274,7 @@ def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
     async def steps(keys: FetchedKeys) -> None:
         sender.answers["x"] = answer
         for _ in range(2):
-            with pytest.raises(KeyNotKnown):
-                keys.get(request)
+            unknown(keys, request)
             await settle()
         assert sender.asked == {"x": 1}
 
