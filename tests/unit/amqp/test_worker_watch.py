@@ -37,7 +37,7 @@ def test_an_answer_that_is_not_json_says_nothing(body):
     assert pidbox.decode(body) is None
 
 
-def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
+async def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
     answers = [
         [{"a": {"lost_results": {"number": 3}}}, {"b": {"lost_results": {"number": 4}, "x": 1}}],
         [],
@@ -58,17 +58,14 @@ def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
     async def open_channel(_connection):
         raise pika.exceptions.AMQPError("closed")
 
-    async def watch() -> None:
-        one = WorkerWatch(Config(), SimpleNamespace(connection=object()), metrics)
-        await one.start()
-        await looked.wait()
-        await one.stop()
-
     monkeypatch.setattr(worker_watch, "_ask", ask)
     monkeypatch.setattr(worker_watch, "PAUSE", 0)
     monkeypatch.setattr(worker_watch, "CONSUMERS", 0)
     monkeypatch.setattr(broker, "open_channel", open_channel)
     metrics = Metrics()
-    asyncio.run(watch())
+    one = WorkerWatch(Config(), SimpleNamespace(connection=object()), metrics)
+    await one.start()
+    await looked.wait()
+    await one.stop()
     assert seen == [0, 7, 7, 7, 5]
     metrics.close()

@@ -59,16 +59,13 @@ def test_the_same_bytes_give_the_same_reads(cuts):
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_header_that_cannot_come_is_not_awaited(data, error, at_once):
-    async def run() -> None:
-        buffer = ReadBuffer()
-        reading = buffer.read(END_OF_HEADER, 0, 100)
-        for piece in [data] if at_once else [data[i : i + 1] for i in range(len(data))]:
-            buffer.feed(piece)
-            if reading.done():
-                break
-        with pytest.raises(RequestRefused) as refused:
-            reading.result()
-        assert type(refused.value.error) is error
-
-    asyncio.run(run())
+async def test_header_that_cannot_come_is_not_awaited(data, error, at_once):
+    buffer = ReadBuffer()
+    reading = buffer.read(END_OF_HEADER, 0, 100)
+    for piece in [data] if at_once else [data[i : i + 1] for i in range(len(data))]:
+        buffer.feed(piece)
+        if reading.done():
+            break
+    with pytest.raises(RequestRefused) as refused:
+        reading.result()
+    assert type(refused.value.error) is error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -48,19 +47,21 @@ def entry(delivery_id: str, state: str, identity: str = "one") -> Entry:
         (["dead-lettered", "expired"], [0, 1], [0]),
     ],
 )
-def test_one_of_the_chosen_tries_is_left(tries: list[str], chosen: list[int], replayed: list[int]):
+async def test_one_of_the_chosen_tries_is_left(
+    tries: list[str], chosen: list[int], replayed: list[int]
+):
     entries = [entry(str(number), state) for number, state in enumerate(tries)]
     wanted = [entries[number] for number in chosen]
-    found = asyncio.run(superseded(Journal(*entries), wanted))
+    found = await superseded(Journal(*entries), wanted)
     assert [number for number in chosen if str(number) not in found] == replayed
     assert {other.id for other in found.values()} <= {each.id for each in entries}
 
 
-def test_without_an_identity_each_is_by_itself():
+async def test_without_an_identity_each_is_by_itself():
     journal = Journal(entry("a", "failed", ""), entry("b", "succeeded", ""))
-    assert asyncio.run(superseded(journal, journal.tries)) == {}
+    assert await superseded(journal, journal.tries) == {}
     assert journal.reads == 0
 
 
-def test_one_that_is_gone_meanwhile_is_not_replaced():
-    assert asyncio.run(superseded(Journal(), [entry("a", "failed")])) == {}
+async def test_one_that_is_gone_meanwhile_is_not_replaced():
+    assert await superseded(Journal(), [entry("a", "failed")]) == {}

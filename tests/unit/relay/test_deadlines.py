@@ -32,7 +32,6 @@ def after(seconds: float) -> Entry:
     return Entry(monotonic() + seconds)
 
 
-@pytest.mark.gen_test
 async def test_each_entry_ends_after_its_deadline_and_in_their_order(deadlines):
     entries = [after(seconds) for seconds in (0.3, 0.0, 0.15, -5)]
     for entry in entries:
@@ -45,7 +44,6 @@ async def test_each_entry_ends_after_its_deadline_and_in_their_order(deadlines):
     assert [end for _, end in pairs] == sorted(ends)
 
 
-@pytest.mark.gen_test
 async def test_what_was_removed_never_ends(deadlines):
     removed, stays = after(0), after(2 * TICK)
     deadlines.add(removed)
@@ -58,7 +56,6 @@ async def test_what_was_removed_never_ends(deadlines):
     assert not removed.ended.done()
 
 
-@pytest.mark.gen_test
 async def test_entries_may_add_and_remove_others_while_they_end(deadlines):
     neighbours = [after(0) for _ in range(2)]
 
@@ -77,7 +74,6 @@ async def test_entries_may_add_and_remove_others_while_they_end(deadlines):
     await successor.ended
 
 
-@pytest.mark.gen_test
 async def test_one_timer_is_armed_whatever_is_added_while_others_end(deadlines, monkeypatch):
     loop, armed = asyncio.get_running_loop(), []
     call_later = loop.call_later
@@ -105,7 +101,6 @@ async def test_one_timer_is_armed_whatever_is_added_while_others_end(deadlines, 
     deadlines.remove(last)
 
 
-@pytest.mark.gen_test
 async def test_sweep_rests_while_nothing_waits_and_wakes_again(deadlines):
     for _ in range(2):
         entry = after(0)
@@ -115,7 +110,6 @@ async def test_sweep_rests_while_nothing_waits_and_wakes_again(deadlines):
         assert deadlines._timer is None
 
 
-@pytest.mark.gen_test
 async def test_an_entry_that_fails_does_not_end_the_others_wait(deadlines):
     class Failing(Entry):
         def expire(self):

@@ -492,27 +492,23 @@ def kept() -> list[object]:
 
 @pytest.mark.parametrize("journal", [0, 100], ids=["", "journal"])
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
+async def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
     redis, metrics = Redis(), Metrics(routes=[route["path"] for route in ROUTES])
     monkeypatch.setattr(Pipeline, "run", redis.run)
     monkeypatch.setattr(writing, "LATEST", 0.02)
     # A log record that pytest keeps has an error, and since Python 3.13 all frames that it came by.
     monkeypatch.setattr("logging.Logger.handle", lambda *_: None)
-
-    async def run() -> None:
-        h = Harness(metrics, redis, journal)
-        told = await (h.do(end.does) if isinstance(end.does, str) else end.does(h))
-        await turns()
-        assert sorted(h.answers) == sorted(end.statuses if told is None else told)
-        assert h.counted() == (0,) * len(h.counted())
-        assert end.written in (None, h.written())
-        redis.answer()  # what is written has a limit of its own
-        await asyncio.sleep(writing.GATHER * 2 if journal else 0)
-        redis.answer()
-        await turns()
-        while not h.tasks.sent.empty():
-            h.tasks.sent.get_nowait()
-        assert not kept()
-
-    asyncio.run(run())
+    h = Harness(metrics, redis, journal)
+    told = await (h.do(end.does) if isinstance(end.does, str) else end.does(h))
+    await turns()
+    assert sorted(h.answers) == sorted(end.statuses if told is None else told)
+    assert h.counted() == (0,) * len(h.counted())
+    assert end.written in (None, h.written())
+    redis.answer()  # what is written has a limit of its own
+    await asyncio.sleep(writing.GATHER * 2 if journal else 0)
+    redis.answer()
+    await turns()
+    while not h.tasks.sent.empty():
+        h.tasks.sent.get_nowait()
+    assert not kept()
     metrics.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -81,28 +82,24 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def run(sender: Sender, steps: Callable[[FetchedKeys], Any], *needed: KeyRequest) -> None:
-    async def all_steps() -> None:
-        keys = FetchedKeys(needed, sender)
-        await keys.start()
-        await settle()
-        try:
-            await steps(keys)
-        finally:
-            await keys.stop()
-
-    asyncio.run(all_steps())
+@asynccontextmanager
+async def fetching(sender: Sender, *needed: KeyRequest) -> AsyncIterator[FetchedKeys]:
+    keys = FetchedKeys(needed, sender)
+    await keys.start()
+    await settle()
+    try:
+        yield keys
+    finally:
+        await keys.stop()
 
 
-def test_what_every_delivery_needs_is_there_before_the_first(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_what_every_delivery_needs_is_there_before_the_first(sender):
+    async with fetching(sender, wanted()) as keys:
         assert keys.get(wanted()) == 1
 
-    run(sender, steps, wanted())
 
-
-def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
+    async with fetching(sender) as keys:
         sender.held = asyncio.Event()
         for _ in range(50):
             refused = unknown(keys, wanted())
@@ -113,12 +110,10 @@ def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
         assert [keys.get(wanted()) for _ in range(50)] == [1] * 50
         assert sender.asked == {"a": 1}
 
-    run(sender, steps)
-
 
 @pytest.mark.parametrize("error", [NotSent("away"), NotKnown("no answer"), 302, 500])
-def test_a_failure_is_remembered_for_a_while(sender, error):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_failure_is_remembered_for_a_while(sender, error):
+    async with fetching(sender) as keys:
         sender.answers["a"] = error
         for _ in range(5):
             unknown(keys, wanted())
@@ -129,12 +124,10 @@ def test_a_failure_is_remembered_for_a_while(sender, error):
         await settle()
         assert keys.get(wanted()) == 2
 
-    run(sender, steps)
-
 
 @pytest.mark.parametrize("read", [number, lambda _: [][0], partial(json.loads, 9_000 * "[")])
-def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read):
+    async with fetching(sender) as keys:
         sender.answers |= {"a": b"<html>", "b": b"2"}
         for _ in range(2):
             unknown(keys, wanted(read=read))
@@ -143,21 +136,17 @@ def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read)
         await settle()
         assert keys.get(wanted("b")) == 2
 
-    run(sender, steps)
 
-
-def test_a_key_that_the_sender_does_not_have_is_unverified(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_key_that_the_sender_does_not_have_is_unverified(sender):
+    async with fetching(sender) as keys:
         unknown(keys, wanted("forged"))
         await settle()
         with pytest.raises(Unverified):
             keys.get(wanted("forged"))
 
-    run(sender, steps)
 
-
-def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
+    async with fetching(sender, wanted()) as keys:
         for hour in range(3):
             for i in range(2_000):
                 unknown(keys, wanted(f"forged-{hour}-{i}", asker=f"192.0.2.{i % 250}"))
@@ -172,11 +161,9 @@ def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
             await settle()
         assert sender.asked["a"] == 4
 
-    run(sender, steps, wanted())
 
-
-def test_who_forges_names_takes_no_fetch_from_others(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_who_forges_names_takes_no_fetch_from_others(sender):
+    async with fetching(sender) as keys:
         sender.answers["b"] = b"2"
         for i in range(1_000):
             unknown(keys, wanted(f"forged-{i}", asker=f"2001:db8::{i:x}"))
@@ -195,11 +182,9 @@ def test_who_forges_names_takes_no_fetch_from_others(sender):
             keys._spend(str(i))
         assert len(keys._shares) == MAX_ASKERS
 
-    run(sender, steps)
 
-
-def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
+    async with fetching(sender, wanted()) as keys:
         sender.answers["a"], sender.now = b"2", sender.now + FRESH + 1
         assert keys.get(wanted()) == 1
         await settle()
@@ -211,11 +196,9 @@ def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
         sender.now += 2
         unknown(keys, wanted())
 
-    run(sender, steps, wanted())
 
-
-def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
+    async with fetching(sender, wanted()) as keys:
         sender.answers["a"] = b"2"
         for _ in range(20):
             assert keys.get(wanted(), newer=True) == 1
@@ -226,11 +209,9 @@ def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
         assert keys.get(wanted(), newer=True) == 2
         assert sender.asked == {"a": 2}
 
-    run(sender, steps, wanted())
 
-
-def test_a_fetch_ends_in_time(sender, monkeypatch):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_fetch_ends_in_time(sender, monkeypatch):
+    async with fetching(sender) as keys:
         monkeypatch.setattr(fetched_keys, "TIMEOUT", 0.01)
         sender.held = asyncio.Event()
         unknown(keys, wanted())
@@ -240,16 +221,13 @@ def test_a_fetch_ends_in_time(sender, monkeypatch):
                 await asyncio.sleep(0.01)
         assert about.value is None
 
-    run(sender, steps)
 
-
-def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender):
+async def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender):
     request = KeyRequest(
         "https://keys.example/a", {"Authorization": "Bearer {token}"}, number,
         ("https://keys.example/login", "grant_type=client_credentials"), "id:secret",
     )  # fmt: skip
-
-    async def steps(keys: FetchedKeys) -> None:
+    async with fetching(sender) as keys:
         sender.answers |= {"login": b"T1", "b": b"2"}
         for name in ("a", "b"):
             unknown(keys, request._replace(url=f"https://keys.example/{name}"))
@@ -262,20 +240,15 @@ def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender)
         assert login["Authorization"] == "Basic aWQ6c2VjcmV0"
         assert sender.headers == [login, bearer, bearer, login, bearer]
 
-    run(sender, steps)
-
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"access_token":1}', b"x"])
-def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
+async def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
     request = KeyRequest(
         "https://keys.example/a", {}, number, ("https://keys.example/x", ""), "a:b"
     )
-
-    async def steps(keys: FetchedKeys) -> None:
+    async with fetching(sender) as keys:
         sender.answers["x"] = answer
         for _ in range(2):
             unknown(keys, request)
             await settle()
         assert sender.asked == {"x": 1}
-
-    run(sender, steps)

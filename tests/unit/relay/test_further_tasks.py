@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 
 import pytest
@@ -28,12 +27,12 @@ class Blocked:
         return pending
 
 
-def test_one_that_is_refused_at_once_refuses_the_delivery():
+async def test_one_that_is_refused_at_once_refuses_the_delivery():
     strategy = Blocked()
     further = FurtherTasks("gateway:", strategy, TaskIds(), None)
     messages = [Message(name, "task", "queue", b"[]", {}) for name in ("a", "b", "c")]
 
     with pytest.raises(BrokerBlocked):
-        asyncio.run(further.publish(messages, "", monotonic() + 60))
+        await further.publish(messages, "", monotonic() + 60)
 
     assert strategy.asked == ["a", "b", "c"]  # each is tried, as the next try has to know

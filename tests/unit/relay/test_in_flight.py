@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 
 import pytest
@@ -64,31 +63,26 @@ def test_a_body_after_the_deadline_is_not_published(harness):
 
 
 @pytest.mark.parametrize(("applied", "held"), [("", True), ("wait=5", False)])
-def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness, applied, held):
+async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
+    harness, applied, held
+):
     claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
-
-    async def join() -> float:
-        delivery = waiting(harness, applied)
-        delivery.enter(0)
-        delivery.join(claim, again=False)
-        delivery.give(Answer(200, "", b""))
-        return delivery.deadline - delivery.request.arrived
-
-    assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
+    delivery = waiting(harness, applied)
+    delivery.enter(0)
+    delivery.join(claim, again=False)
+    delivery.give(Answer(200, "", b""))
+    assert delivery.deadline - delivery.request.arrived == pytest.approx(DEADLINE + 10 * held)
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [(1, 1), (4, 4), (5, 5), (6, 5), (99_999, 5)])
-def test_no_sender_waits_longer_than_the_route_allows(harness, wait, seconds):
-    async def wait_for_it() -> float:
-        harness.strategy.task = None
-        asked = request()
-        asked.headers["prefer"] = f"wait={wait}"
-        in_flight = harness.relay.relay(asked, harness.given.append)
-        assert harness.strategy.sent.get_nowait().deadline == in_flight.deadline
-        in_flight.cancel()
-        return in_flight.deadline - asked.arrived
-
-    assert asyncio.run(wait_for_it()) == pytest.approx(seconds)
+async def test_no_sender_waits_longer_than_the_route_allows(harness, wait, seconds):
+    harness.strategy.task = None
+    asked = request()
+    asked.headers["prefer"] = f"wait={wait}"
+    in_flight = harness.relay.relay(asked, harness.given.append)
+    assert harness.strategy.sent.get_nowait().deadline == in_flight.deadline
+    in_flight.cancel()
+    assert in_flight.deadline - asked.arrived == pytest.approx(seconds)
 
 
 def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harness):

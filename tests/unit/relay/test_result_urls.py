@@ -127,15 +127,17 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
     assert results.ticket(second.removeprefix("https://x")).expires == 1_060
 
 
-def test_an_expired_ticket_is_gone():
+async def test_an_expired_ticket_is_gone():
     config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
     ticket = Ticket(DELIVERY, TASK, 1_000, "text/plain")
     with pytest.raises(ResultExpired):
-        asyncio.run(ResultURLs(config, Store(1_000)).fetch(ticket))
+        await ResultURLs(config, Store(1_000)).fetch(ticket)
 
 
 @pytest.mark.parametrize("clocks", [(1_000, 10_000), (10_000, 1_000)])
-def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monkeypatch, clocks):
+async def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(
+    monkeypatch, clocks
+):
     settings = {"secret_key": "k" * 16, "public_url": "https://x", "result_expires": 300}
     config = Config(routes=[Route(path="/")], **settings)
     clock = iter(clocks)
@@ -149,16 +151,13 @@ def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monke
         await asyncio.sleep(0.01)
         return made
 
-    async def both() -> None:
-        location = (await on_a_machine()).location(DELIVERY, TASK, config.routes[0])
-        other = await on_a_machine()
-        ticket = other.ticket(location.removeprefix("https://x"))
-        assert (await other.fetch(ticket)).status == 202
-        store.now += 301
-        with pytest.raises(ResultExpired):
-            await other.fetch(ticket)
-
-    asyncio.run(both())
+    location = (await on_a_machine()).location(DELIVERY, TASK, config.routes[0])
+    other = await on_a_machine()
+    ticket = other.ticket(location.removeprefix("https://x"))
+    assert (await other.fetch(ticket)).status == 202
+    store.now += 301
+    with pytest.raises(ResultExpired):
+        await other.fetch(ticket)
 
 
 def test_neither_a_clock_that_is_set_nor_a_machine_that_sleeps_changes_the_time(monkeypatch):
@@ -190,7 +189,7 @@ def test_neither_a_clock_that_is_set_nor_a_machine_that_sleeps_changes_the_time(
     asyncio.run(ends())
 
 
-def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
+async def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
     config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
     ticket = Ticket(DELIVERY, TASK, time.time() + 100, "text/plain")
-    assert asyncio.run(ResultURLs(config, Store(None)).fetch(ticket)).status == 202
+    assert (await ResultURLs(config, Store(None)).fetch(ticket)).status == 202
