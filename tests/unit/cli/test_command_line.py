@@ -6,44 +6,32 @@ import pytest
 
 from gateway.cli import main
 
+UNKNOWN = "unrecognized arguments: "
+
 
 @pytest.mark.parametrize(
     ("argv", "usage", "words"),
     [
-        (["serve", "--prot", "80"], "gateway serve", "--prot 80; did you mean --port?"),
-        (["--prot=80"], "gateway serve", "--prot=80; did you mean --port?"),
-        (["check", "extra"], "gateway check", "extra; `gateway check --help` lists what there is"),
+        (["serve", "--prot", "80"], "gateway serve", UNKNOWN + "--prot 80; did you mean --port?"),
+        (["--prot=80"], "gateway serve", UNKNOWN + "--prot=80; did you mean --port?"),
+        (["check", "extra"], "gateway check",
+         UNKNOWN + "extra; `gateway check --help` lists what there is"),
         (["send", "--as", "x", "http://127.0.0.1/", "--evnt", "e"], "gateway send",
-         "--evnt e; did you mean --event?"),
+         UNKNOWN + "--evnt e; did you mean --event?"),
         (["deliveries", "list", "--sate", "failed"], "gateway deliveries list",
-         "--sate failed; did you mean --state?"),
-    ],
-)  # fmt: skip
-def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage, words):
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    said = capsys.readouterr().err
-    assert (ended.value.code, said) == (2, f"{usage}: unrecognized arguments: {words}\n")
-
-
-@pytest.mark.parametrize(
-    ("argv", "command", "words"),
-    [
+         UNKNOWN + "--sate failed; did you mean --state?"),
         (["serv"], "gateway", "argument COMMAND: invalid choice: 'serv'; did you mean serve?"),
         (["completion", "zhs"], "gateway completion",
          "argument shell: invalid choice: 'zhs'; did you mean zsh?"),
-        (
-            ["serve", "--port", "abc"],
-            "gateway serve",
-            "argument --port: has to be a whole number, and not 'abc'; `gateway serve --help` "
-            "lists what there is",
-        ),
+        (["serve", "--port", "abc"], "gateway serve",
+         "argument --port: has to be a whole number, and not 'abc'; `gateway serve --help` "
+         "lists what there is"),
     ],
 )  # fmt: skip
-def test_a_wrong_word_is_told_in_one_line_with_the_nearest(capsys, argv, command, words):
+def test_a_wrong_option_or_word_names_its_command_and_the_nearest(capsys, argv, usage, words):
     with pytest.raises(SystemExit) as ended:
         main(argv)
-    assert (ended.value.code, capsys.readouterr().err) == (2, f"{command}: {words}\n")
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"{usage}: {words}\n")
 
 
 @pytest.mark.parametrize(("package", "version"), [("redis", "5.2.1"), ("pydantic", "1.10.27")])

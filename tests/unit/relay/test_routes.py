@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.config.settings import Config, Route
 from gateway.delivery import Delivery, Request
-from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+from gateway.errors import BadRequest, NotFound
 from gateway.relay.routes import Routes
 from gateway.sources.base import Verified
 
@@ -71,14 +71,6 @@ def test_path_that_is_no_text_is_malformed(path):
         ROUTES.find(path)
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "TRACE", "post", "X" * 1000])
-def test_other_methods_are_told_what_is_allowed(method):
-    with pytest.raises(MethodNotAllowed) as error:
-        ROUTES.find("/")[0].verify(request(method))
-    assert error.value.headers == {"Allow": "POST"}
-    assert len(error.value.detail) < 60
-
-
 def test_routes_with_parameters_are_tried_in_the_order_of_the_file():
     first, second = Route(path="/{a}/x"), Route(path="/y/{b}")
     assert routes(first, second).find("/y/x")[0].path == first.path
@@ -98,7 +90,7 @@ def test_no_path_reaches_a_route_that_it_does_not_spell(text):
 # Sources and events --------------------------------------------------------------------
 
 GITHUB = {"scheme": "github", "secrets": "s3cret", "pass_headers": ["Authorization"]}
-SOURCES = {"forge": GITHUB, "chat": {"scheme": "meta", "secrets": "s", "verify_token": "t"}}
+SOURCES = {"forge": GITHUB}
 
 
 def test_first_route_that_names_the_event_takes_it():
@@ -200,12 +192,3 @@ def test_task_gets_no_secrets_but_those_it_asks_for():
     }
     plain, _ = routes(Route(path="/")).find("/")
     assert plain.headers(request(**given)) == given
-
-
-def test_get_is_for_the_handshakes_of_sources_that_have_one():
-    hook, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
-    chat, _ = routes(Route(path="/", source="chat"), sources=SOURCES).find("/")
-    for endpoint, method, allowed in [(hook, "GET", "POST"), (chat, "PUT", "GET, POST")]:
-        with pytest.raises(MethodNotAllowed) as error:
-            endpoint.verify(request(method))
-        assert error.value.headers == {"Allow": allowed}

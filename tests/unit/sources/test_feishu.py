@@ -28,7 +28,16 @@ from tests.unit.sources.feishu_requests import (
     openssl,
     signed,
 )
-from tests.unit.sources.messages import VECTORS, changes, is_secret, post, said, send, texts
+from tests.unit.sources.messages import (
+    VECTORS,
+    changes,
+    each_character,
+    is_secret,
+    post,
+    said,
+    send,
+    texts,
+)
 from tests.unit.sources.odd_bodies import ODD_JSON, spoilt
 from tests.unit.sources.sending import unverified
 
@@ -77,11 +86,8 @@ def test_each_byte_and_each_character_counts():
     for i, byte in enumerate(request.body):
         body = request.body[:i] + bytes([byte ^ 1]) + request.body[i + 1 :]
         unverified(feishu(), replace(request, body=body))
-    for name, value in request.headers.items():
-        lacking = {key: text for key, text in request.headers.items() if key != name}
-        for changed in ({**request.headers, name: text} for text in changes(value)):
-            unverified(feishu(), replace(request, headers=changed))
-        unverified(feishu(), replace(request, headers=lacking))
+    for headers in each_character(request.headers):
+        unverified(feishu(), replace(request, headers=headers))
     for key in changes(KEY):
         unverified(feishu(secrets=key), request)
 

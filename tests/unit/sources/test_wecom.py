@@ -21,7 +21,7 @@ from gateway.sources.base import Draft
 from gateway.sources.wechat_crypto import Opened, seal, signature
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import (
-    changes,
+    each_character,
     get,
     post,
     said,
@@ -69,12 +69,9 @@ def test_the_handshake_is_answered_by_exactly_what_was_encrypted(echostr):
 
 
 def test_each_character_of_a_handshake_counts():
-    query = sealed(b"1616140317555161061")
-    for name, value in query.items():
-        for changed in (*changes(value), None):
-            with pytest.raises(Unverified):
-                spoiled = {**query, name: changed}
-                wecom().handshake(get({k: v for k, v in spoiled.items() if v is not None}))
+    for query in each_character(sealed(b"1616140317555161061")):
+        with pytest.raises(Unverified):
+            wecom().handshake(get(query))
 
 
 def test_wechats_handshake_is_not_wecoms():
