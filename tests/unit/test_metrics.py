@@ -476,10 +476,8 @@ def test_what_has_grown_is_told_once(counting):
     counted.metrics.count(ERRORS, "task-failed")
     grown = {labels: sum(more) for _, labels, more in counted.counters.grown()}
     assert grown == {
-        ("/a", "POST", "200"): 1.02,
-        ("/a", "POST", "502"): 1.5,
-        ("task-failed",): 1,
-    }
+        ("/a", "POST", "200"): 1.02, ("/a", "POST", "502"): 1.5, ("task-failed",): 1,
+    }  # fmt: skip
     unused = Counters()
     assert unused.grown() == []
     unused.close()

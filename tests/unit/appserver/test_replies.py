@@ -105,10 +105,8 @@ def test_results_are_celerys_json():
         "result": {"__type__": "base64", "__value__": "/w=="}
     }
     assert json_result(ValueError("no", object)) == {
-        "exc_type": "ValueError",
-        "exc_message": ("no", repr(object)),
-        "exc_module": "builtins",
-    }
+        "exc_type": "ValueError", "exc_message": ("no", repr(object)), "exc_module": "builtins",
+    }  # fmt: skip
     with pytest.raises(EncodeError):
         encode({"result": object()})
 
@@ -127,11 +125,9 @@ def test_frames_are_what_an_amqp_client_reads(size):
     message.inbound_header(header)
     assert message.body_size == size
     assert message.properties == {
-        "content_type": "application/json",
-        "content_encoding": "utf-8",
-        "delivery_mode": 1,
+        "content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 1,
         "correlation_id": "task-1",
-    }
+    }  # fmt: skip
     assert all(kind == 3 and len(chunk) <= 4096 - 8 for kind, chunk in chunks)
     assert b"".join(chunk for _, chunk in chunks) == body
 

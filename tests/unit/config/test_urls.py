@@ -52,12 +52,9 @@ def test_the_urls_files_take_precedence_over_those_of_the_file():
     tls = TLS.model_construct(ca=path.parent / "__init__.py", cert=path, key=path, verify=False)
     url = f"rediss://h?ssl_ca_certs={FILE}"
     assert redis_tls(url, tls) == {
-        "ssl_ca_certs": FILE,
-        "ssl_certfile": FILE,
-        "ssl_keyfile": FILE,
-        "ssl_cert_reqs": "none",
+        "ssl_ca_certs": FILE, "ssl_certfile": FILE, "ssl_keyfile": FILE, "ssl_cert_reqs": "none",
         "ssl_check_hostname": False,
-    }
+    }  # fmt: skip
     found = redis_tls(f"rediss://h?ssl_cert_reqs=CERT_REQUIRED&ssl_certfile={FILE}", tls)
     assert (found["ssl_keyfile"], found["ssl_cert_reqs"]) == (None, "required")
     named = redis_tls("rediss://h?ssl_cert_reqs=CERT_REQUIRED&ssl_check_hostname=False", tls)

@@ -35,13 +35,9 @@ def row(pool: str, size: int, seconds: float, memory: float, **more: Any) -> Row
 
 #: As the original's, a hundredth of the time.
 AS_SAID = [
-    row("prefork", 1, 19.5, 100),
-    row("prefork", 32, 2.06, 550),
-    row("gevent", 2, 9.9, 75),
-    row("gevent", 16, 2.3, 76),
-    row("gevent", 32, 2.06, 77),
-    row("eventlet", 32, 2.06, 85),
-]
+    row("prefork", 1, 19.5, 100), row("prefork", 32, 2.06, 550), row("gevent", 2, 9.9, 75),
+    row("gevent", 16, 2.3, 76), row("gevent", 32, 2.06, 77), row("eventlet", 32, 2.06, 85),
+]  # fmt: skip
 
 
 def beats(on: Found, off: Found) -> tuple[Found, ...]:

@@ -83,11 +83,8 @@ def test_a_file_that_is_no_report_is_told_in_a_line(tmp_path, capsys):
 
 def test_a_list_of_numbers_is_one_line_of_the_json_file():
     document = {
-        "values": [1, -2.5, 3e-07],
-        "none": [],
-        "texts": ["1", "[ 2 ]"],
-        "in": [[1, 2], [3]],
-    }
+        "values": [1, -2.5, 3e-07], "none": [], "texts": ["1", "[ 2 ]"], "in": [[1, 2], [3]],
+    }  # fmt: skip
     text = dump(document)
     assert json.loads(text) == document
     assert '"values": [1, -2.5, 3e-07]' in text

@@ -180,12 +180,9 @@ def test_a_body_that_cannot_be_read_is_read_once(monkeypatch):
 def test_task_gets_no_secrets_but_those_it_asks_for():
     endpoint, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
     given = {
-        "authorization": "Basic x",
-        "cookie": "a=b",
-        "proxy-authorization": "Basic y",
-        "x-hub-signature-256": "sha256=0",
-        "x-github-event": "push",
-    }
+        "authorization": "Basic x", "cookie": "a=b", "proxy-authorization": "Basic y",
+        "x-hub-signature-256": "sha256=0", "x-github-event": "push",
+    }  # fmt: skip
     assert endpoint.headers(request(**given)) == {
         "authorization": "Basic x",
         "x-github-event": "push",

@@ -85,12 +85,9 @@ def test_text_becomes_a_passive_reply_in_json_where_the_message_is(receiver):
     content_type, body = reply(receiver, 'Grüße ]]> "', as_json=True)
     assert content_type == "application/json"
     assert json.loads(body) == {
-        "ToUserName": "oia2TjuEGTNoeX76QEjQNrcURxG8",
-        "FromUserName": "gh_7f083739789a",
-        "CreateTime": 1_800_000_000,
-        "MsgType": "text",
-        "Content": 'Grüße ]]> "',
-    }
+        "ToUserName": "oia2TjuEGTNoeX76QEjQNrcURxG8", "FromUserName": "gh_7f083739789a",
+        "CreateTime": 1_800_000_000, "MsgType": "text", "Content": 'Grüße ]]> "',
+    }  # fmt: skip
 
 
 @in_each_mode
@@ -154,12 +151,9 @@ def test_an_object_with_a_msg_type_becomes_xml(receiver):
 def test_an_object_with_a_msg_type_is_completed_in_json(receiver):
     _, body = reply(receiver, {"MsgType": "image", "Image": {"MediaId": "m"}}, as_json=True)
     assert json.loads(body) == {
-        "ToUserName": "oia2TjuEGTNoeX76QEjQNrcURxG8",
-        "FromUserName": "gh_7f083739789a",
-        "CreateTime": 1_800_000_000,
-        "MsgType": "image",
-        "Image": {"MediaId": "m"},
-    }
+        "ToUserName": "oia2TjuEGTNoeX76QEjQNrcURxG8", "FromUserName": "gh_7f083739789a",
+        "CreateTime": 1_800_000_000, "MsgType": "image", "Image": {"MediaId": "m"},
+    }  # fmt: skip
 
 
 @in_each_mode

@@ -117,10 +117,8 @@ def test_a_plain_message_is_never_taken():
 
 def test_a_message_has_no_signature_but_its_own():
     assert sorted(wecom().sign(Draft(b"<xml/>", "", NOW)).query) == [
-        "msg_signature",
-        "nonce",
-        "timestamp",
-    ]
+        "msg_signature", "nonce", "timestamp",
+    ]  # fmt: skip
     request = send(wecom(), xml(**MESSAGE))
     query = request.query_string.replace("msg_signature", "signature")
     unverified(wecom(), replace(request, query_string=query))
