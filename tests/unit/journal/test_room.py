@@ -56,6 +56,13 @@ def metrics() -> Iterator[Metrics]:
     metrics.close()
 
 
+@pytest.fixture
+def journal(metrics: Metrics) -> Journal:
+    journal = Journal(CONFIG, metrics)
+    journal.store = Store()
+    return journal
+
+
 def lost(metrics: Metrics) -> float:
     return metrics.get(LOST)
 
@@ -91,9 +98,8 @@ def fail(written: asyncio.Future[Any]) -> None:
     "end", [succeed, fail, asyncio.Future.cancel], ids=lambda end: end.__name__
 )
 @pytest.mark.parametrize("add", [begin, write, refuse], ids=lambda add: add.__name__)
-async def test_bytes_come_back_when_a_write_has_ended(metrics, add, end):
-    journal = Journal(CONFIG, metrics)
-    journal.store = store = Store()
+async def test_bytes_come_back_when_a_write_has_ended(metrics, journal, add, end):
+    store = journal.store
     for _ in range(4):
         add(journal)
         await asyncio.sleep(0)
@@ -119,10 +125,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_the_store_does_not_answer_is_sent_until_it_does(metrics, monkeypatch):
+async def test_what_the_store_does_not_answer_is_sent_until_it_does(metrics, journal, monkeypatch):
     monkeypatch.setattr(writing, "_AGAIN", 0)
-    journal = Journal(CONFIG, metrics)
-    journal.store = store = Store()
+    store = journal.store
     store.away = True
     begun = journal.begin(message(), "task", "")
     await turns()
@@ -153,12 +158,11 @@ async def test_what_the_store_does_not_answer_is_sent_until_it_does(metrics, mon
 
 
 @pytest.mark.parametrize("end", ["refused", "too long", "stopped"])
-async def test_what_waits_for_the_store_is_lost_where(metrics, monkeypatch, end):
+async def test_what_waits_for_the_store_is_lost_where(metrics, journal, monkeypatch, end):
     monkeypatch.setattr(writing, "_AGAIN", 0)
     monkeypatch.setattr(writing, "_LAST", 0)
     monkeypatch.setattr(writing, "KEPT", 0.0 if end == "too long" else 60.0)
-    journal = Journal(CONFIG, metrics)
-    journal.store = store = Store()
+    store = journal.store
     store.away = True
     begin(journal)  # which is written again at its answer
     await turns()

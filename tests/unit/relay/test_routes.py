@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 from gateway.config.settings import Config, Route
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest, NotFound
-from gateway.relay.routes import Routes
+from gateway.relay.routes import Endpoint, Routes
 from gateway.sources.base import Verified
 
 
 def routes(*some: Route, **settings: object) -> Routes:
     return Routes(Config(routes=list(some), **settings))
+
+
+def endpoint(*some: Route, **settings: object) -> Endpoint:
+    return routes(*some, **settings).find("/")[0]
 
 
 def request(method: str = "POST", **headers: str) -> Request:
@@ -99,9 +103,9 @@ def test_first_route_that_names_the_event_takes_it():
         Route(path="/", source="forge", events=["issues.opened", "star"], task="second"),
         Route(path="/", source="forge", task="rest"),
     ]
-    endpoint, _ = routes(*some, sources=SOURCES).find("/")
+    found = endpoint(*some, sources=SOURCES)
     tasks = {
-        event: endpoint.route(delivery(event)).task
+        event: found.route(delivery(event)).task
         for event in ("push", "issues.opened", "star", "issues", "")
     }
     assert tasks == {
@@ -110,11 +114,9 @@ def test_first_route_that_names_the_event_takes_it():
 
 
 def test_event_that_no_route_takes_has_no_target():
-    endpoint, _ = routes(Route(path="/", source="forge", events=["push"]), sources=SOURCES).find(
-        "/"
-    )
-    assert endpoint.route(delivery("issues")) is None
-    assert endpoint.unrouted(Verified(b"{}")).status == 204
+    found = endpoint(Route(path="/", source="forge", events=["push"]), sources=SOURCES)
+    assert found.route(delivery("issues")) is None
+    assert found.unrouted(Verified(b"{}")).status == 204
 
 
 @pytest.mark.parametrize(
@@ -135,10 +137,10 @@ def test_a_batch_goes_to_the_first_route_that_takes_all_its_events_or_else_one(e
         Route(path="/", source="forge", events=["star"], task="rest"),
         Route(path="/", source="forge", events=["one, with a comma"], task="comma"),
     ]
-    endpoint, _ = routes(*some, sources=SOURCES).find("/")
-    found = endpoint.route(delivery(event[:255]), event)
-    assert (found and found.task) == task
-    assert endpoint.routed(event) == (task is not None)
+    found = endpoint(*some, sources=SOURCES)
+    route = found.route(delivery(event[:255]), event)
+    assert (route and route.task) == task
+    assert found.routed(event) == (task is not None)
 
 
 WHEN = {"json:/id": "*", "header:x-env": "live"}
@@ -150,8 +152,7 @@ WHEN = {"json:/id": "*", "header:x-env": "live"}
 )
 def test_a_body_that_when_cannot_read_is_malformed_unless_a_route_takes_it(when, body):
     asked, rest = Route(path="/", when=when, task="asked"), Route(path="/", task="rest")
-    alone, _ = routes(asked).find("/")
-    others, _ = routes(asked, Route(path="/", when=when), rest).find("/")
+    alone, others = endpoint(asked), endpoint(asked, Route(path="/", when=when), rest)
     live = {"x-env": "live"}
 
     with pytest.raises(BadRequest):
@@ -173,19 +174,18 @@ def test_a_body_that_cannot_be_read_is_read_once(monkeypatch):
 
     monkeypatch.setattr("gateway.config.pointers.read_json_value", refuse)
     with pytest.raises(BadRequest):
-        routes(*some).find("/")[0].route(delivery(body=b"{"))
+        endpoint(*some).route(delivery(body=b"{"))
     assert read == [b"{"]
 
 
 def test_task_gets_no_secrets_but_those_it_asks_for():
-    endpoint, _ = routes(Route(path="/", source="forge"), sources=SOURCES).find("/")
+    found = endpoint(Route(path="/", source="forge"), sources=SOURCES)
     given = {
         "authorization": "Basic x", "cookie": "a=b", "proxy-authorization": "Basic y",
         "x-hub-signature-256": "sha256=0", "x-github-event": "push",
     }  # fmt: skip
-    assert endpoint.headers(request(**given)) == {
+    assert found.headers(request(**given)) == {
         "authorization": "Basic x",
         "x-github-event": "push",
     }
-    plain, _ = routes(Route(path="/")).find("/")
-    assert plain.headers(request(**given)) == given
+    assert endpoint(Route(path="/")).headers(request(**given)) == given
