@@ -1,4 +1,4 @@
-"""The worker's loop reacts to signals, and its pool's processes do not take part in that."""
+"""The worker's loop: it reacts to signals, and raises its prefetch limit in steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 from kombu import Connection
 from kombu.asynchronous.hub import Hub
+from kombu.common import QoS
 
 from appserver.bootsteps import PromptEvents, PromptHub
+from appserver.worker import PromptConsumer
 
 SECONDS = 60  # for which the loop polls where nothing wakes it
 
@@ -101,3 +103,40 @@ def test_only_a_loop_without_a_hub_reads_its_events_connection_and_never_waits(
     connection.drain_events()
 
     assert drained == timeouts
+
+
+# The prefetch limit after a lost connection -------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def limited(told: list[int]) -> PromptConsumer:
+    """A consumer of four processes with a limit of 12, which a lost connection has reduced to 3."""
+    limited = object.__new__(PromptConsumer)
+    limited.qos = QoS(lambda prefetch_count: told.append(prefetch_count), 3)
+    limited.qos.update()
+    limited.pool, limited.prefetch_multiplier = SimpleNamespace(num_processes=4), 3
+    limited.initial_prefetch_count = 3
+    limited._maximum_prefetch_restored = False
+    return limited
+
+
+def test_the_end_of_a_task_tells_the_broker_nothing(limited, told):
+    limited._restore_prefetch_count_after_connection_restart("promise")
+    assert told == [3]
+    # The loop compares these, and calls `update`.
+    assert (limited.qos.prev, limited.qos.value) == (3, 6)
+    limited.qos.update()
+    assert told == [3, 6]
+
+
+def test_it_is_raised_up_to_its_maximum(limited, told):
+    for _ in range(5):
+        limited._restore_prefetch_count_after_connection_restart()
+        limited.qos.update()
+    assert told == [3, 6, 9, 12]
+    assert (limited.initial_prefetch_count, limited._maximum_prefetch_restored) == (12, True)

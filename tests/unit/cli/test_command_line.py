@@ -1,10 +1,13 @@
-"""Options that no command has, what is no text, old packages, and a file that is no history."""
+"""The command line: wrong options and words, old packages, wrong files, and lists of senders."""
 
 from __future__ import annotations
+
+import tomllib
 
 import pytest
 
 from gateway.cli import main
+from gateway.sources import BLOCKS, SCHEMES
 
 UNKNOWN = "unrecognized arguments: "
 
@@ -66,3 +69,34 @@ def test_what_is_not_utf_8_is_refused_before_anything_is_done(capsys, command):
     assert main(["deliveries", *command.split(), "gr\udcfc\udcdfe"]) == 1
     said = capsys.readouterr().err
     assert said == "gateway: 'gr\\udcfc\\udcdfe' is not UTF-8: set the terminal to UTF-8\n"
+
+
+# Senders ------------------------------------------------------------------------------------------
+
+
+def test_all_senders_are_listed_with_what_they_need(capsys):
+    assert main(["senders"]) == 0
+    needs = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert sorted(needs) == sorted(SCHEMES)
+    assert needs["square"] == "secrets, public_url"
+    assert needs["meta"] == "secrets, verify_token"
+
+
+def test_a_block_is_shown_as_it_is_written(capsys):
+    for name in BLOCKS:
+        assert main(["senders", "show", name]) == 0
+        assert tomllib.loads(capsys.readouterr().out)["title"], name
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["wechat"], "wechat is code"),
+        (["hmac"], "your own table"),
+        (["strip"], "did you mean stripe?"),
+        ([], "`gateway senders` lists them"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(capsys, args, words):
+    assert main(["senders", "show", *args]) == 1
+    assert words in capsys.readouterr().err
