@@ -13,7 +13,6 @@ import pytest
 from gateway.amqp import broker
 from gateway.amqp.publisher import Publisher
 from gateway.config.settings import Config
-from gateway.metrics import Metrics
 
 
 @pytest.mark.parametrize("count", [1, 5, 3 * broker._AT_ONCE])
@@ -78,9 +77,8 @@ async def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
     assert errors == []
 
 
-def test_processes_begin_with_different_nodes_and_go_on_in_turn():
+def test_processes_begin_with_different_nodes_and_go_on_in_turn(metrics):
     urls = ["amqp://a", "amqp://b", "amqp://c"]
-    metrics = Metrics()
     orders = set()
     for _ in range(100):
         publisher = Publisher(Config(broker_url=urls), metrics)
@@ -88,4 +86,3 @@ def test_processes_begin_with_different_nodes_and_go_on_in_turn():
         assert publisher.url == order[0] == order[3]
         orders.add("".join(url[-1] for url in order[:3]))
     assert orders == {"abc", "bca", "cab"}
-    metrics.close()

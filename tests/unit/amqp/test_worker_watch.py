@@ -14,7 +14,6 @@ from gateway.amqp import broker, pidbox, worker_watch
 from gateway.amqp.remote_control import RemoteControl
 from gateway.amqp.worker_watch import LOST, Lost, WorkerWatch, lost_results
 from gateway.config.settings import Config
-from gateway.metrics import Metrics
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_an_answer_that_is_not_json_says_nothing(body):
     assert pidbox.decode(body) is None
 
 
-async def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
+async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch):
     answers = [
         [{"a": {"lost_results": {"number": 3}}}, {"b": {"lost_results": {"number": 4}, "x": 1}}],
         [],
@@ -65,13 +64,11 @@ async def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
     monkeypatch.setattr(worker_watch, "PAUSE", 0)
     monkeypatch.setattr(worker_watch, "CONSUMERS", 0)
     monkeypatch.setattr(broker, "open_channel", open_channel)
-    metrics = Metrics()
     one = WorkerWatch(Config(), SimpleNamespace(connection=object()), metrics)
     await one.start()
     await looked.wait()
     await one.stop()
     assert seen == [0, 7, 7, 7, 5]
-    metrics.close()
 
 
 # Questions between gateways -----------------------------------------------------------------------

@@ -38,6 +38,15 @@ class Broker:
         self.ended = True
 
 
+def timing() -> tuple[SimpleNamespace, list[object]]:
+    """Return a timer, and its entries."""
+    entries: list[object] = []
+    timer = SimpleNamespace(
+        call_repeatedly=lambda *call: entries.append(call) or call, cancel=entries.remove
+    )
+    return timer, entries
+
+
 def test_a_silent_broker_is_asked_until_it_does_not_answer():
     broker = Broker()
     silence = Silence(broker, broker)
@@ -88,10 +97,7 @@ def test_one_that_has_blocked_the_connection_is_not_left():
     ],
 )
 def test_it_looks_where_the_loop_itself_has_the_timer(connection, hub, green, looks):
-    entries: list[object] = []
-    timer = SimpleNamespace(
-        call_repeatedly=lambda *call: entries.append(call) or call, cancel=entries.remove
-    )
+    timer, entries = timing()
     consumer = SimpleNamespace(
         hub=hub,
         pool=SimpleNamespace(is_green=green),
@@ -166,10 +172,7 @@ def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
 
 @pytest.mark.parametrize("absent", [frozenset(), frozenset({"celery"})])
 def test_it_is_looked_for_only_where_one_is_absent(absent):
-    entries: list[object] = []
-    timer = SimpleNamespace(
-        call_repeatedly=lambda *call: entries.append(call) or call, cancel=entries.remove
-    )
+    timer, entries = timing()
     consumer = SimpleNamespace(absent=absent, timer=timer, steps=[])
     step = AbsentQueues(consumer)
     step.start(consumer)

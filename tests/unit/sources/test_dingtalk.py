@@ -29,7 +29,7 @@ from tests.unit.sources.messages import (
     texts,
     tokens,
 )
-from tests.unit.sources.odd_bodies import ODD_JSON, spoilt
+from tests.unit.sources.odd_bodies import ODD_JSON
 from tests.unit.sources.sending import unverified
 
 # From the tests of https://github.com/open-dingtalk/DingTalk-Callback-Crypto
@@ -192,21 +192,6 @@ def test_the_envelope_has_to_be_readable_and_the_event_need_not(body):
 def test_what_is_not_encrypted_is_unverified(body):
     assert dingtalk().covers_body
     unverified(dingtalk(), replace(send(dingtalk(), EVENT), body=body))
-
-
-@given(
-    st.text(max_size=80) | st.dictionaries(st.sampled_from([*SUITE_QUERY]), st.text(max_size=20)),
-    spoilt(st.just(envelope(SUITE_ENCRYPT))),
-)
-def test_what_nobody_signed_is_refused(query, body):
-    at = int(SUITE_QUERY["timestamp"]) / 1000
-    with pytest.raises((BadRequest, Unverified)):
-        dingtalk().verify(post(query, body, at))
-    try:
-        verified = dingtalk().verify(post(SUITE_QUERY, body, at))
-    except (BadRequest, Unverified):
-        return
-    assert verified.account == SUITE["receive_id"]
 
 
 def test_an_aes_key_needs_a_receive_id_beside_it():

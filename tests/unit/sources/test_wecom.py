@@ -16,7 +16,7 @@ from wechatpy.enterprise.crypto import WeChatCrypto
 from wechatpy.replies import deserialize_reply
 
 from gateway.answer import Answer
-from gateway.errors import BadRequest, Unverified
+from gateway.errors import Unverified
 from gateway.sources.base import Draft
 from gateway.sources.wechat_crypto import Opened, seal, signature
 from tests.unit.sources.examples import NOW
@@ -31,7 +31,6 @@ from tests.unit.sources.messages import (
     texts,
     xml,
 )
-from tests.unit.sources.odd_bodies import spoilt
 from tests.unit.sources.sending import unverified
 
 OPTIONS = {
@@ -168,14 +167,3 @@ def test_an_intelligent_robot_speaks_json_and_names_nobody():
         fields["nonce"],
     )
     assert (answer.content_type, json.loads(reply)) == ("application/json", own)
-
-
-@given(
-    st.text(max_size=80) | st.dictionaries(st.sampled_from([*sealed(b"")]), st.text(max_size=20)),
-    spoilt(st.sampled_from([xml(**MESSAGE), xml(Encrypt="x" * 64), b'{"encrypt":"AAAA"}'])),
-)
-def test_what_nobody_signed_is_refused(query, body):
-    with pytest.raises((BadRequest, Unverified)):
-        wecom().verify(post(query, body))
-    with pytest.raises((BadRequest, Unverified)):
-        wecom().handshake(get(query))
