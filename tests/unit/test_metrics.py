@@ -39,14 +39,9 @@ from gateway.process.counters import Counters, Series, Totals, add_up
 from tests.support.requests import total
 
 ABOUT = About(
-    version="1.2",
-    strategy="pika",
-    ready=True,
-    processes=2,
-    restarts=3,
-    started=7.5,
+    version="1.2", strategy="pika", ready=True, processes=2, restarts=3, started=7.5,
     differing={"clock": 1},
-)
+)  # fmt: skip
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 ROUTES = ["/a", '/"quoted\\"']
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

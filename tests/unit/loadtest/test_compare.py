@@ -54,13 +54,9 @@ def document(rps: float = 100, cpu: float = 100, **more: Any) -> dict[str, Any]:
         for name in ("a", "b")
     ]
     report = Report(
-        "strategies",
-        rows=rows,
-        machine={"cores": 2, "cpu": "fast"},
-        options={"repeats": 5, "connections": [64]},
-        commit="abc",
-        versions={"celery": "5.7"},
-    )
+        "strategies", rows=rows, machine={"cores": 2, "cpu": "fast"},
+        options={"repeats": 5, "connections": [64]}, commit="abc", versions={"celery": "5.7"},
+    )  # fmt: skip
     report.judge(Target("CPU, b / a", [cpu / 100] * 5, at_most=2))
     return {**json.loads(dump(report.document())), **more}
 

@@ -6,6 +6,7 @@ import hmac
 import json
 import logging
 import time
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_of_one_event_only_some_are_kept_and_none_of_another_is_lost(relaying, k
 # What is logged -----------------------------------------------------------------------------------
 
 
-SECRET = "open-sesame"
+SECRET, WRONG = "open-sesame", f"sha256={'0' * 64}"
 FORGE = {"forge": {"scheme": "github", "secrets": SECRET}}
 ROUTE = {"path": "/forge", "source": "forge", "idempotency": "none"}
 LOGGED = [
@@ -231,38 +232,32 @@ def test_a_delivery_that_a_route_takes_has_no_reason(ask, caplog, log_requests):
 
 
 @pytest.mark.parametrize(
-    ("signature", "reason"),
+    ("path", "signature", "status", "level", "reason"),
     [
-        (f"sha256={'0' * 64}", "The signature does not match."),
-        ("", "The header x-hub-signature-256 is missing."),
+        (
+            "/forge",
+            f"sha256={'0' * 64}",
+            401,
+            "WARNING",
+            "unverified: The signature does not match.",
+        ),
+        ("/forge", "", 401, "WARNING", "unverified: The header x-hub-signature-256 is missing."),
+        ("/plain", "", 400, "INFO", "bad-request: json:/id is missing."),
     ],
 )
-def test_why_a_401_was_given_is_logged_and_no_secret_is(
-    ask, caplog, log_requests, signature, reason
+def test_why_one_is_refused_is_logged_and_no_secret_is(
+    ask, caplog, log_requests, path, signature, status, level, reason
 ):
     body = b'{"status": "paid"}'
 
-    answer = ask(forged("push", body, signature))
-
-    assert answer.status == 401
-    (warning,) = lines(caplog, "gateway.relay.in_flight")
-    assert warning.startswith(f"401 unverified: {reason} (route /forge, delivery ")
-    assert caplog.records[0].levelname == "WARNING"
-    told = lines(caplog, "requests")
-    assert [line.endswith(f": unverified: {reason}") for line in told] == [True] * log_requests
-    for secret in (SECRET, proof(body).removeprefix("sha256=")):
-        assert secret not in caplog.text
-
-
-def test_what_lacks_a_value_has_its_reason_in_its_line(ask, caplog, log_requests):
-    request = Request("POST", "/plain", "", {}, b"{}", "127.0.0.1", monotonic(), time.time())
-
-    assert ask(request).status == 400
+    assert ask(replace(forged("push", body, signature), path=path)).status == status
 
     (line,) = lines(caplog, "gateway.relay.in_flight")
-    assert line.startswith("400 bad-request: json:/id is missing. (route /plain, delivery ")
-    assert line.endswith(", task none, source none, POST /plain from 127.0.0.1)")
-    assert caplog.records[0].levelname == "INFO"
+    source = "forge" if path == "/forge" else "none"
+    assert line.startswith(f"{status} {reason} (route {path}, delivery ")
+    assert line.endswith(f", task none, source {source}, POST {path} from 127.0.0.1)")
+    assert caplog.records[0].levelname == level
     told = lines(caplog, "requests")
-    reason = ": bad-request: json:/id is missing."
-    assert [line.endswith(reason) for line in told] == [True] * log_requests
+    assert [each.endswith(f": {reason}") for each in told] == [True] * log_requests
+    for secret in (SECRET, proof(body).removeprefix("sha256=")):
+        assert secret not in caplog.text

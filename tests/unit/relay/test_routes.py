@@ -30,14 +30,10 @@ def delivery(event: str = "", body: bytes = b"{}", **headers: str) -> Delivery:
 
 
 ROUTES = routes(
-    Route(path="/"),
-    Route(path="/wechat/{account}"),
-    Route(path="/wechat/main"),
-    Route(path="/wechat/{account}/{event}.json"),
-    Route(path="/a.b"),
-    Route(path="/größe"),
+    Route(path="/"), Route(path="/wechat/{account}"), Route(path="/wechat/main"),
+    Route(path="/wechat/{account}/{event}.json"), Route(path="/a.b"), Route(path="/größe"),
     Route(path="/{anything}"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

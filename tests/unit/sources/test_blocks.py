@@ -218,14 +218,9 @@ def test_a_sample_has_its_identity_and_event_where_they_are_read(options, body):
 )
 def test_it_is_what_it_says(algorithm, encoding, prefix, secret, body, identity):
     described = of_hmac(
-        secrets=secret,
-        algorithm=f"hmac-{algorithm}",
-        encoding=encoding,
-        prefix=prefix,
-        signed="v0:{time}:{id}:größe:{body}",
-        time="header:X-Time",
-        id="header:X-Id",
-    )
+        secrets=secret, algorithm=f"hmac-{algorithm}", encoding=encoding, prefix=prefix,
+        signed="v0:{time}:{id}:größe:{body}", time="header:X-Time", id="header:X-Id",
+    )  # fmt: skip
     message = f"v0:{int(NOW)}:{identity}:größe:".encode() + body
     mac = hmac.digest(secret.encode(), message, getattr(hashlib, algorithm))
     text = mac.hex() if encoding == "hex" else base64.b64encode(mac).decode()
