@@ -59,9 +59,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     signal.signal(signal.SIGTERM, handler)
 
 
-def test_a_failure_is_told_and_the_next_experiment_runs(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_failure_is_told_and_the_next_experiment_runs(directory, capsys):
     assert every.main([]) == 1
     said = capsys.readouterr().out
     assert said.startswith("6 experiments, about 0:00:54; ")
@@ -81,9 +79,7 @@ def test_all_well_is_the_exit_code_0(directory: Path, monkeypatch: pytest.Monkey
     assert every.main([]) == 0
 
 
-def test_what_hangs_is_told_to_stop_and_has_failed(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_hangs_is_told_to_stop_and_has_failed(directory, monkeypatch, capsys):
     monkeypatch.setattr(every, "EXPERIMENTS", {"hanging": ""})
     monkeypatch.setattr(every, "SHORT", {"hanging": (0, "")})
     monkeypatch.setattr(every, "START", 0.1)
@@ -133,9 +129,7 @@ def test_reports_of_what_went_well_replace_the_committed_ones(
     assert written == [True]
 
 
-def test_no_report_is_made_of_code_that_has_no_commit(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_no_report_is_made_of_code_that_has_no_commit(directory, monkeypatch, capsys):
     monkeypatch.setattr(machine, "commit", lambda: "1234-dirty")
     assert every.main(["--reports"]) == 1
     assert "commit what is changed here" in capsys.readouterr().err

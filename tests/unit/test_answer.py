@@ -251,13 +251,10 @@ def test_every_error_is_problem_details(kind):
 
     assert (reply.status, reply.content_type) == (kind.status, PROBLEM)
     assert json.loads(reply.body) == {
-        "type": f"urn:celery-gateway:{kind.type}",
-        "title": kind.__doc__.strip(),
-        "status": kind.status,
-        "detail": kind.__doc__.strip(),
-        "delivery_id": "delivery",
+        "type": f"urn:celery-gateway:{kind.type}", "title": kind.__doc__.strip(),
+        "status": kind.status, "detail": kind.__doc__.strip(), "delivery_id": "delivery",
         "task_id": "task",
-    }
+    }  # fmt: skip
     assert ("Retry-After" in reply.headers) == (kind.status in (429, 503))
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -35,12 +36,16 @@ def variables(monkeypatch):
         monkeypatch.setenv(name, "amqp://from-the-shell.example.com//")
 
 
+def shop(**options: str) -> Celery:
+    return Celery("shop", set_as_current=False, **options)
+
+
 def constructor() -> Celery:
-    return Celery("shop", broker=STAGING, backend=STORE, set_as_current=False)
+    return shop(broker=STAGING, backend=STORE)
 
 
 def conf_object() -> Celery:
-    app = Celery("shop", set_as_current=False)
+    app = shop()
     app.conf.broker_url, app.conf.result_backend = STAGING, STORE
     app.conf.broker_read_url = app.conf.broker_write_url = STAGING
     return app
@@ -52,41 +57,21 @@ def configured() -> Celery:
     return app
 
 
-def config_object() -> Celery:
-    app = Celery("shop", set_as_current=False)
-    app.config_from_object(SimpleNamespace(broker_url=STAGING, result_backend=STORE))
-    return app
-
-
-def old_names() -> Celery:
-    app = Celery("shop", set_as_current=False)
-    app.config_from_object(SimpleNamespace(BROKER_URL=STAGING, CELERY_RESULT_BACKEND=STORE))
-    return app
-
-
-def djangos() -> Celery:
-    app = Celery("shop", set_as_current=False)
-    settings = {"BROKER_URL": STAGING, "RESULT_BACKEND": STORE, "BROKER_USE_SSL": {"ca_certs": "x"}}
-    settings = SimpleNamespace(**{f"CELERY_{name}": value for name, value in settings.items()})
-    app.config_from_object(settings, namespace="CELERY")
+def from_object(namespace: str | None = None, **settings: object) -> Celery:
+    app = shop()
+    app.config_from_object(SimpleNamespace(**settings), namespace=namespace)
     return app
 
 
 def parts() -> Celery:
     app = constructor()
     app.conf.update(
-        broker_user="me",
-        broker_password="secret",
-        broker_vhost="staging",
-        broker_port=5671,
-        broker_transport="amqps",
-        broker_use_ssl=True,
+        broker_user="me", broker_password="secret", broker_vhost="staging", broker_port=5671,
+        broker_transport="amqps", broker_use_ssl=True,
         broker_transport_options={"global_keyprefix": "x"},
         result_backend_transport_options={"global_keyprefix": "x"},
-        redis_password="secret",
-        redis_db=5,
-        redis_backend_use_ssl={"ssl_ca_certs": "x"},
-    )
+        redis_password="secret", redis_db=5, redis_backend_use_ssl={"ssl_ca_certs": "x"},
+    )  # fmt: skip
     return app
 
 
@@ -100,10 +85,21 @@ def subclass() -> Celery:
     return Shop("shop", broker=STAGING, set_as_current=False)
 
 
+DJANGOS = {
+    "CELERY_BROKER_URL": STAGING, "CELERY_RESULT_BACKEND": STORE,
+    "CELERY_BROKER_USE_SSL": {"ca_certs": "x"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "make",
-    [constructor, conf_object, configured, config_object, old_names, djangos, parts, subclass],
-)
+    [
+        constructor, conf_object, configured, parts, subclass,
+        partial(from_object, broker_url=STAGING, result_backend=STORE),
+        partial(from_object, BROKER_URL=STAGING, CELERY_RESULT_BACKEND=STORE),
+        partial(from_object, "CELERY", **DJANGOS),
+    ],
+)  # fmt: skip
 def test_neither_broker_nor_store_is_the_apps_own(make):
     app = make()
 
@@ -160,7 +156,7 @@ def test_an_app_that_goes_its_own_way_all_the_same_is_not_started():
     ],
 )
 def test_a_task_says_what_the_app_has_and_whether_it_replies_by_itself(backend, replies):
-    app = Celery("shop", backend=backend, set_as_current=False)
+    app = shop(backend=backend)
 
     @app.task(name="shop.take_order", shared=False)
     def take_order(query: dict, headers: dict, body: str) -> None:
@@ -189,7 +185,7 @@ def test_its_backend_replies_and_the_setting_is_a_url_that_libraries_can_read():
 
 
 def test_an_app_that_was_set_up_replies_by_itself():
-    app = Celery("shop", backend=STORE, set_as_current=False)
+    app = shop(backend=STORE)
     appserver.setup(app)
 
     attach(app, Attachment(OURS))

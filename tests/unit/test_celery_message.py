@@ -112,13 +112,9 @@ def test_celery_makes_the_request_that_was_meant(app):
 
     # when Celery makes its own request of it,
     request = Request(
-        Delivered,
-        app=app,
-        task=app.tasks["oracle.main"],
-        headers=sent.headers(),
-        decoded=True,
+        Delivered, app=app, task=app.tasks["oracle.main"], headers=sent.headers(), decoded=True,
         body=payload,
-    )
+    )  # fmt: skip
 
     # then the task is called with our arguments and knows the delivery.
     assert (request.id, request.root_id, request.name) == ("id-1", "id-1", "oracle.main")

@@ -70,7 +70,5 @@ def test_a_message_that_comes_twice_is_counted_and_acknowledged():
         ([2], [8], [(2, 8)]),
     ],
 )
-def test_larger_limits_are_measured_with_a_part_of_the_connections(
-    connections: list[int], prefetch: list[int], expected: list[tuple[int, int]]
-):
+def test_larger_limits_are_measured_with_a_part_of_the_connections(connections, prefetch, expected):
     assert settings(connections, prefetch) == expected

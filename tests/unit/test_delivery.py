@@ -1,10 +1,68 @@
-"""Which of the senders' trace contexts are valid."""
+"""What is read of headers: preferences, as RFC 7240 has them, and senders' trace contexts."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.delivery import traceparent_of
+from gateway.delivery import Preference, read_prefer, traceparent_of
+
+ASYNC = Preference("accept", None, "respond-async")
+
+
+def wait(seconds: int) -> Preference:
+    return Preference("wait-then-accept", float(seconds), f"wait={seconds}")
+
+
+@pytest.mark.parametrize(
+    ("header", "preference"),
+    [
+        ("respond-async", ASYNC),
+        ("Respond-Async", ASYNC),
+        ("respond-async; foo=bar", ASYNC),
+        ("foo, respond-async", ASYNC),
+        ("wait=10", wait(10)),
+        ("WAIT = 10", wait(10)),
+        ('wait="10"', wait(10)),
+        ("wait=10; foo", wait(10)),
+        ("respond-async, wait=10", wait(10)),
+        ("wait=10,respond-async", wait(10)),
+        # Only the first of a name counts.
+        ("wait=10, wait=20", wait(10)),
+        ("wait=0", Preference("accept", None, "wait=0")),
+        ("wait=0, respond-async", ASYNC),
+        # What stands in a quoted string is a value, not a preference.
+        ('foo="a, wait=3"', None),
+        ('foo="a\\", respond-async", wait=3', wait(3)),
+        ('foo; bar="respond-async, wait=3"', None),
+        ("", None),
+        (",,", None),
+        ("handling=lenient", None),
+        ("wait", None),
+        ("wait=", None),
+        ("wait=-1", None),
+        ("wait=1.5", None),
+        ("wait=soon", None),
+        ("wait=123456", None),
+        ("wait=١", None),
+        ("wait=1 0", None),
+        ("xwait=10", None),
+        ("respond-async-not", None),
+        (f"respond-async, {'x' * 986}", None),
+    ],
+)
+def test_what_is_asked_for(header, preference):
+    assert read_prefer(header) == preference
+
+
+@given(st.text(max_size=100))
+def test_anything_may_be_sent(text):
+    read_prefer(text)
+
+
+# Trace contexts -----------------------------------------------------------------------------------
+
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -16,12 +74,10 @@ def traceparent(text: str) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        f"00-{TRACE}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-00",
-        f"fe-{TRACE}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00", f"fe-{TRACE}-{PARENT}-01",
         f"01-{TRACE}-{PARENT}-01-of.another-version",
     ],
-)
+)  # fmt: skip
 def test_a_trace_context_is_told(text):
     assert traceparent(text) == text
 
@@ -29,20 +85,12 @@ def test_a_trace_context_is_told(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "00-ab",
-        f"00-{TRACE}-{PARENT}",
-        f"00-{TRACE}-{PARENT}-01-more",
-        f"01-{TRACE}-{PARENT}-01more",
-        f"ff-{TRACE}-{PARENT}-01",
-        f"00-{'0' * 32}-{PARENT}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"00-{TRACE.upper()}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-01, 00-{TRACE}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-01\n",
-        f"01-{TRACE}-{PARENT}-01-{'x' * 10_000}",
-        "\u00fc" * 60_000,
+        "", "00-ab", f"00-{TRACE}-{PARENT}", f"00-{TRACE}-{PARENT}-01-more",
+        f"01-{TRACE}-{PARENT}-01more", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{PARENT}-01",
+        f"00-{TRACE}-{PARENT}-01, 00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01\n",
+        f"01-{TRACE}-{PARENT}-01-{'x' * 10_000}", "\u00fc" * 60_000,
     ],
-)
+)  # fmt: skip
 def test_what_is_no_trace_context_is_left_out(text):
     assert traceparent(text) == ""

@@ -124,7 +124,7 @@ def test_a_parent_of_another_version_reads_what_a_child_tells():
     assert answers == {0: {"warnings": ["no worker"]}, 7: {"broker": ""}}
 
 
-def test_what_a_child_of_another_version_tells_is_read(monkeypatch):
+async def test_what_a_child_of_another_version_tells_is_read(monkeypatch):
     told = ["[0, {}]", '[0, {"warnings": ["none"]}, 2]', "[9, {}, 3]", '[1, {"a": ""}, 4]']
     program = f"""
 import socket, sys
@@ -136,14 +136,10 @@ with socket.socket(fileno=int(sys.argv[1])) as control, control.makefile("rwb") 
     parent.read()
 """
     monkeypatch.setattr(child_handle, "_CHILD", program)
-
-    async def run() -> None:
-        child = ChildHandle(Config(), [])
-        await child.start()
-        assert await child.ask(10.0) == {"a": ""}
-        assert child.warnings == ["none"]
-        child.signal(signal.SIGKILL)
-        await child.wait()
-        child.close()
-
-    asyncio.run(run())
+    child = ChildHandle(Config(), [])
+    await child.start()
+    assert await child.ask(10.0) == {"a": ""}
+    assert child.warnings == ["none"]
+    child.signal(signal.SIGKILL)
+    await child.wait()
+    child.close()

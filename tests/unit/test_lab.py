@@ -47,15 +47,11 @@ def rows(figures: Rates, *path: str) -> list[Row]:
 
 
 RATES: Rates = {
-    (QUEUE, PICKLES): (100_000, 110_000),
-    (PUSH, BYTES): (1_600_000, 1_500_000),
-    (PUSH, PICKLES): (1_200_000, 1_100_000),
-    (BUFFERED, BYTES): (2_000_000, 2_000_000),
-    (EACH, BYTES): (250_000, 250_000),
-    (PIPE, BYTES): (150_000, 150_000),
-    (PIPE, PICKLES): (120_000, 120_000),
-    (CONFIRMED, BYTES): (5_000, 5_000),
-}
+    (QUEUE, PICKLES): (100_000, 110_000), (PUSH, BYTES): (1_600_000, 1_500_000),
+    (PUSH, PICKLES): (1_200_000, 1_100_000), (BUFFERED, BYTES): (2_000_000, 2_000_000),
+    (EACH, BYTES): (250_000, 250_000), (PIPE, BYTES): (150_000, 150_000),
+    (PIPE, PICKLES): (120_000, 120_000), (CONFIRMED, BYTES): (5_000, 5_000),
+}  # fmt: skip
 
 
 def test_the_advice_on_transports_names_the_fastest_and_what_a_broker_costs():
@@ -113,22 +109,15 @@ def test_a_receiver_counts_until_the_end_and_notices_another_message():
 
 
 TIMES: Rates = {
-    (ONE, NO_LOOP): (27_000, 28_000),
-    (MANY, NO_LOOP): (3_600, 3_800),
-    (THREADS, NO_LOOP): (700, 750),
-    (AIOHTTP, ASYNCIO): (650, 660),
-    (AIOHTTP, UVLOOP): (500, 490),
-}
+    (ONE, NO_LOOP): (27_000, 28_000), (MANY, NO_LOOP): (3_600, 3_800),
+    (THREADS, NO_LOOP): (700, 750), (AIOHTTP, ASYNCIO): (650, 660), (AIOHTTP, UVLOOP): (500, 490),
+}  # fmt: skip
 CPU: Rates = {
-    ("echo, sockets", ASYNCIO): (20.0, 21.0),
-    ("echo, sockets", UVLOOP): (19.0, 20.0),
-    ("echo, streams", ASYNCIO): (30.0, 30.0),
-    ("echo, streams", UVLOOP): (20.0, 20.0),
-    ("echo, protocols", ASYNCIO): (15.0, 15.0),
-    ("echo, protocols", UVLOOP): (5.0, 6.0),
-    ("gateway, pika", ASYNCIO): (200.0, 200.0),
-    ("gateway, pika", UVLOOP): (150.0, 155.0),
-}
+    ("echo, sockets", ASYNCIO): (20.0, 21.0), ("echo, sockets", UVLOOP): (19.0, 20.0),
+    ("echo, streams", ASYNCIO): (30.0, 30.0), ("echo, streams", UVLOOP): (20.0, 20.0),
+    ("echo, protocols", ASYNCIO): (15.0, 15.0), ("echo, protocols", UVLOOP): (5.0, 6.0),
+    ("gateway, pika", ASYNCIO): (200.0, 200.0), ("gateway, pika", UVLOOP): (150.0, 155.0),
+}  # fmt: skip
 
 
 def lab(times: Rates = TIMES, cpu: Rates = CPU) -> list[Row]:

@@ -1,12 +1,14 @@
-"""Lines that repeat themselves are left out, and nothing else is."""
+"""Log lines: those that repeat themselves, those of requests, and those of operators."""
 
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 
 import pytest
 
-from gateway import log
+from gateway import audit, log, request_log
+from gateway.config.route import RESULTS
 from gateway.log import Sparing
 
 TEXT = "no broker at %s"
@@ -62,3 +64,42 @@ def test_every_line_of_the_gateway_goes_through_it(capfd):
     # They may fall into two seconds.
     assert log.MOST <= written.count("message returned") <= 2 * log.MOST
     assert written.count("something else") == 3 * log.MOST
+
+
+# Lines of requests --------------------------------------------------------------------------------
+
+
+def test_a_result_s_url_is_not_logged(caplog):
+    caplog.set_level(logging.INFO, "requests")
+    request_log.write("GET", f"{RESULTS}secret", 200, 0.001, delivery="d1")
+    request_log.write("POST", "/hook", 0, 0.002, delivery="")
+    assert [record.getMessage() for record in caplog.records] == [
+        "GET /results/- 200 1.0 ms delivery=d1",
+        "POST /hook gone 2.0 ms",
+    ]
+
+
+def test_the_reason_is_the_end_of_the_line_and_stays_in_it(caplog):
+    caplog.set_level(logging.INFO, "requests")
+    request_log.write("POST", "/hook", 400, 0.001, "bad-request: json:/id is missing.")
+    request_log.write("POST", "/hook", 400, 0.001, "two\nlines", waited_ms=1.25, event="a b\n")
+    request_log.write("POST", "/a\nb", 400, 0.001, "late", trace="4bf9")
+    assert [record.getMessage() for record in caplog.records] == [
+        "POST /hook 400 1.0 ms: bad-request: json:/id is missing.",
+        'POST /hook 400 1.0 ms waited_ms=1.2 event="a b\\n": ' + r"'two\nlines'",
+        r"POST '/a\nb' 400 1.0 ms trace=4bf9: late",
+    ]
+
+
+# Lines of what operators do -----------------------------------------------------------------------
+
+
+def test_a_filter_is_noted_as_it_is_written_on_the_command_line(caplog):
+    since = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    with caplog.at_level(logging.INFO, "audit"):
+        audit.note(audit.REPLAY, "ann@desk", state=frozenset({"failed", "expired"}), since=since)
+    assert caplog.messages == [
+        "replay by ann@desk state='expired,failed' since='2026-01-31T12:00:00+00:00'"
+    ]
+    (record,) = caplog.records
+    assert record.fields["state"] == "expired,failed"

@@ -89,6 +89,11 @@ def counting():
         counted.counters.close()
 
 
+@pytest.fixture
+def counted(counting) -> Counted:
+    return counting()
+
+
 def exposed(totals: Totals) -> str:
     """Expose `totals`, in a form that Prometheus accepts."""
     data, content_type = expose(families(totals, OWN))
@@ -182,9 +187,8 @@ def test_a_file_of_another_form_is_told_once_and_left_out(caplog):
     counters.close()
 
 
-def test_a_series_is_read_once_all_of_its_description_is_there(counting):
+def test_a_series_is_read_once_all_of_its_description_is_there(counted):
     # Given a series that was counted, and a byte of its description that has not arrived,
-    counted = counting()
     counted.metrics.answered("/a", "POST", 299, 0.02, TRACE)
     at = counted.metrics.map.find(b'"299"')
     counted.metrics.map[at] = 0
@@ -211,8 +215,7 @@ def test_processes_are_added_up_whatever_their_routes(counting):
     assert totals.values["gateway_in_flight", ()] == 2
 
 
-def test_each_status_is_counted_and_unknown_methods_are_counted_together(counting):
-    counted = counting()
+def test_each_status_is_counted_and_unknown_methods_are_counted_together(counted):
     for status in (201, 299, 418):
         counted.metrics.answered("/a", "POST", status, 0)
     for method in ("BREW", "post", "-", "X" * 1000):
@@ -279,8 +282,7 @@ def subclasses(cls: type) -> set[type]:
     return {cls}.union(*(subclasses(each) for each in cls.__subclasses__()))
 
 
-def test_exposition_can_be_read_back(counting):
-    counted = counting()
+def test_exposition_can_be_read_back(counted):
     latencies = [0.0, *BUCKETS, 99.0]
     for seconds in latencies:
         counted.metrics.answered(ROUTES[1], "POST", 200, seconds)
@@ -364,14 +366,12 @@ def test_a_label_that_only_another_version_knows_is_added_up():
     assert total(exposed(totals), ERRORS, error_type="full") == 5
 
 
-def test_dynamic_queues_are_counted_by_route(counting):
-    counted = counting()
+def test_dynamic_queues_are_counted_by_route(counted):
     counted.metrics.set_queues("/a", 3)
     assert total(exposed(counted.totals()), "gateway_dynamic_queues", http_route="/a") == 3
 
 
-def test_only_later_connections_are_reconnections(counting):
-    counted = counting()
+def test_only_later_connections_are_reconnections(counted):
     for _ in range(3):
         counted.metrics.connected("broker")
     counted.metrics.connected("results")
@@ -382,8 +382,7 @@ def test_only_later_connections_are_reconnections(counting):
     assert total(text, RECONNECTS, server="broker") == total(text, RECONNECTS) == 2
 
 
-def test_a_message_that_was_published_is_counted_with_its_error(counting):
-    counted = counting()
+def test_a_message_that_was_published_is_counted_with_its_error(counted):
     counted.metrics.published(RABBITMQ, 0.0)
     counted.metrics.published(RABBITMQ, 0.0, "rejected")
 
@@ -434,8 +433,7 @@ def test_exemplars_are_bounded(counting):
     assert len(counted.totals().exemplars) == EXEMPLARS
 
 
-def test_an_exemplar_that_is_half_written_is_left_out(counting):
-    counted = counting()
+def test_an_exemplar_that_is_half_written_is_left_out(counted):
     counted.metrics.answered("/a", "POST", 200, 0.02, TRACE)
     counted.metrics.answered("/a", "POST", 200, 0.2, "e" * 32)
     counted.metrics.map[counted.metrics.map.find(bytes.fromhex(TRACE))] = 0
@@ -460,8 +458,7 @@ def test_only_a_valid_trace_that_is_recorded_is_an_exemplar(traceparent, trace):
     assert recorded_trace(traceparent) == trace
 
 
-def test_what_has_grown_is_told_once(counting):
-    counted = counting()
+def test_what_has_grown_is_told_once(counted):
     counted.metrics.answered("/a", "POST", 200, 0.02)
     counted.metrics.set("gateway_in_flight", 3)  # a gauge
 
@@ -475,10 +472,8 @@ def test_what_has_grown_is_told_once(counting):
     counted.metrics.count(ERRORS, "task-failed")
     grown = {labels: sum(more) for _, labels, more in counted.counters.grown()}
     assert grown == {
-        ("/a", "POST", "200"): 1.02,
-        ("/a", "POST", "502"): 1.5,
-        ("task-failed",): 1,
-    }
+        ("/a", "POST", "200"): 1.02, ("/a", "POST", "502"): 1.5, ("task-failed",): 1,
+    }  # fmt: skip
     unused = Counters()
     assert unused.grown() == []
     unused.close()

@@ -31,30 +31,23 @@ def busy(metrics: Metrics) -> ReadThrottling:
     return throttling
 
 
-def test_few_requests_are_not_delayed(metrics):
-    async def run() -> list[str]:
-        metrics.add("gateway_in_flight", FEW - 1)
-        transport = Transport()
-        busy(metrics).rest(transport)
-        return transport.changes
-
-    assert asyncio.run(run()) == []
+async def test_few_requests_are_not_delayed(metrics):
+    metrics.add("gateway_in_flight", FEW - 1)
+    transport = Transport()
+    busy(metrics).rest(transport)
+    assert transport.changes == []
 
 
-def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkeypatch):
+async def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkeypatch):
     monkeypatch.setattr(read_throttling, "SPARSE", -1.0)
-
-    async def run() -> list[str]:
-        metrics.add("gateway_in_flight", FEW)
-        transport = Transport()
-        busy(metrics).rest(transport)
-        return transport.changes
-
-    assert asyncio.run(run()) == []
+    metrics.add("gateway_in_flight", FEW)
+    transport = Transport()
+    busy(metrics).rest(transport)
+    assert transport.changes == []
 
 
-def test_all_rest_until_the_same_moment_and_again(metrics):
-    async def run() -> None:
+async def test_all_rest_until_the_same_moment_and_again(metrics):
+    async with asyncio.timeout(10):
         metrics.add("gateway_in_flight", FEW)
         throttling, first, second = busy(metrics), Transport(), Transport()
         for number in (1, 2):
@@ -67,5 +60,3 @@ def test_all_rest_until_the_same_moment_and_again(metrics):
             assert second.resumed.is_set()
             first.resumed.clear()
             second.resumed.clear()
-
-    asyncio.run(asyncio.wait_for(run(), 10))

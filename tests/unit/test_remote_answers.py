@@ -14,21 +14,28 @@ from gateway.strategies.workers import Answers
 QUESTIONS = ("active_queues", "registered", "active", "conf", "stats", "query_task")
 
 
+def answered(**said: object) -> Answers:
+    """Return what workers have answered, by the name of each question."""
+    answers = Answers()
+    for question, answer in said.items():
+        answers.take(question, answer)
+    return answers
+
+
 @pytest.mark.parametrize(
     "said", [None, 5, "x", [], [None], {"w": None}, {"w": [1, {}, " "]}, {"w": {"error": "x"}}]
 )
 def test_nothing_that_is_answered_is_an_error(said):
-    answers = Answers()
-    for question in QUESTIONS:
-        answers.take(question, said)
+    answers = answered(**dict.fromkeys(QUESTIONS, said))
     assert all(worker.settings == {} and worker.solo for worker in answers.workers.values())
 
 
 def test_a_worker_is_complete_with_all_answers():
-    answers = Answers()
-    answers.take("active_queues", {"w": [{"name": "celery"}]})
-    answers.take("registered", {"w": ["shop.order [rate_limit=1/s]"]})
-    answers.take("conf", {"w": {"result_backend": None}})
+    answers = answered(
+        active_queues={"w": [{"name": "celery"}]},
+        registered={"w": ["shop.order [rate_limit=1/s]"]},
+        conf={"w": {"result_backend": None}},
+    )
     assert not answers.workers["w"].complete
     answers.take("stats", {"w": {"pool": {"implementation": "celery.concurrency.solo:TaskPool"}}})
     worker = answers.workers["w"]
@@ -40,9 +47,8 @@ def test_a_worker_is_complete_with_all_answers():
 @pytest.mark.parametrize("said", [None, {}, {"number": "1"}, {"number": 1, "last": "now"},
     {"number": 1, "last": 1e300}, {"number": -1}])  # fmt: skip
 def test_a_worker_that_counts_no_lost_results_is_named_where_its_pool_drops_them(pool, said):
-    answers = Answers()
     stats = {"pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
-    answers.take("stats", {"w": {**stats, "lost_results": said}})
+    answers = answered(stats={"w": {**stats, "lost_results": said}})
     found = [one for one in judge_unseen(Config(), answers) if one.check == LOST]
     assert [one.status for one in found] == ([] if pool == "prefork" else [WARN])
 
@@ -62,14 +68,12 @@ def test_a_worker_that_counts_no_lost_results_is_named_where_its_pool_drops_them
     ],
 )
 def test_a_worker_that_waits_after_each_message_is_named(pool, conf, lost, warned):
-    answers = Answers()
     settings = {"result_backend": None, "worker_pool_start_method": None, "broker_heartbeat": 120}
     if conf == "before 5.7":
         settings, conf = {"result_backend": None, "broker_heartbeat": 120}, {}
-    if conf is not None:
-        answers.take("conf", {"w": settings | conf})
+    told = {} if conf is None else {"conf": {"w": settings | conf}}
     stats = {"pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
-    answers.take("stats", {"w": {**stats, "lost_results": lost}})
+    answers = answered(**told, stats={"w": {**stats, "lost_results": lost}})
     found = [one for one in judge(Config(), {}, answers) if one.check == THROUGHPUT]
     assert [one.status for one in found] == [WARN] * warned
     assert all("appserver.setup(app)" in str(one) for one in found)
@@ -92,9 +96,7 @@ def test_lost_results_are_told_with_their_number():
 
 @pytest.mark.parametrize("said", [{"error": "ValueError()"}, {}, [], None])
 def test_a_worker_that_answers_an_error_in_the_place_of_its_settings_is_named(said):
-    answers = Answers()
-    answers.take("conf", {"a": {"result_backend": None}, "b": said})
-    (found,) = untold(answers)
+    (found,) = untold(answered(conf={"a": {"result_backend": None}, "b": said}))
     assert str(found).startswith("warn  stored results: b: the settings are answered with an error")
     assert untold(Answers()) == []
 
@@ -110,9 +112,7 @@ def test_a_worker_that_answers_an_error_in_the_place_of_its_settings_is_named(sa
     ],
 )
 def test_what_shows_that_a_worker_replies(backend, lost, replies):
-    answers = Answers()
-    answers.take("conf", {"w": {"result_backend": backend}})
-    answers.take("stats", {"w": {"lost_results": lost}})
+    answers = answered(conf={"w": {"result_backend": backend}}, stats={"w": {"lost_results": lost}})
     assert answers.workers["w"].only_replies is replies
 
 

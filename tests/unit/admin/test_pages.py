@@ -51,6 +51,10 @@ ENTRY = Entry(
     task="shop.run", task_id="2", queue="orders", status=200, seconds=0.0112,
     call=json.dumps([[{}, {}, "x"], {}, {}]).encode(), state=states.SUCCEEDED, published=0.002,
 )  # fmt: skip
+CHATS = Config(
+    sources={"chat": {"scheme": "wechat", "secrets": ["token"], "receive_id": "wx1"}}  # type: ignore[arg-type]
+)
+CHAT = replace(ENTRY, delivery={**ENTRY.delivery, "source": "chat"})
 
 
 @pytest.mark.parametrize(
@@ -171,10 +175,7 @@ def test_what_happened_is_told_in_a_sentence(changed, parts):
 
 
 def test_whether_a_known_sender_sends_again_is_told():
-    sources = {"chat": {"scheme": "wechat", "secrets": ["token"], "receive_id": "wx1"}}
-    config = Config(sources=sources)  # type: ignore[arg-type] # as a file has it
-    delivery = {**ENTRY.delivery, "source": "chat"}
-    told = story(config, replace(ENTRY, delivery=delivery, status=503, state=states.REFUSED))
+    told = story(CHATS, replace(CHAT, status=503, state=states.REFUSED))
     assert "The sender (chat) was answered 503" in told and "and tries 3 times" in told
 
 
@@ -216,13 +217,10 @@ def test_the_timeline_has_each_run_and_the_late_answer():
 
 
 def test_the_timeline_says_who_was_verified_and_which_try_it_is():
-    sources = {"chat": {"scheme": "wechat", "secrets": ["token"], "receive_id": "wx1"}}
-    config = Config(sources=sources)  # type: ignore[arg-type] # as a file has it
-    delivery = {**ENTRY.delivery, "source": "chat"}
-    first = replace(ENTRY, delivery=delivery, identity="0123456789abcdef")
-    told = [(each.name, each.detail) for each in timeline(config, first)[0]]
+    first = replace(CHAT, identity="0123456789abcdef")
+    told = [(each.name, each.detail) for each in timeline(CHATS, first)[0]]
     assert told[1:3] == [("Verified", "chat, wechat"), ("Claimed", "the first try of 01234567…")]
-    joined = timeline(config, replace(first, published=None))[0]
+    joined = timeline(CHATS, replace(first, published=None))[0]
     assert "an earlier try has published its task of" in joined[2].detail
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from itertools import islice
 from types import SimpleNamespace
 
 import pika.exceptions
 import pytest
 
 from gateway.amqp import broker
+from gateway.amqp.publisher import Publisher
 from gateway.config.settings import Config
 
 
 @pytest.mark.parametrize("count", [1, 5, 3 * broker._AT_ONCE])
-def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
+async def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
     under_way, most, checked = 0, 0, []
 
     async def declare(_connection, queue, arguments):
@@ -30,7 +32,7 @@ def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
     queues = [f"queue-{number}" for number in range(count)]
     routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
 
-    asyncio.run(broker.ensure_queues(None, routes))
+    await broker.ensure_queues(None, routes)
 
     assert sorted(checked) == sorted(queues)
     assert most == min(count, broker._AT_ONCE)
@@ -59,20 +61,28 @@ def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, caplog)
     assert told.endswith("exist: frozen-0, frozen-1, frozen-2, frozen-3, frozen-4 and 1 more")
 
 
-def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
+async def test_a_call_that_fails_at_once_leaves_nothing_that_nobody_awaits():
     closing = []
     channel = SimpleNamespace(add_on_close_callback=closing.append)
 
     def call(callback: object) -> None:
         raise pika.exceptions.ChannelWrongStateError("it is closing")
 
-    async def work() -> list[dict]:
-        errors = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, about: errors.append(about))
-        with pytest.raises(pika.exceptions.ChannelWrongStateError):
-            await broker.rpc(channel, call)
-        closing.pop()(channel, pika.exceptions.ChannelClosedByClient(200, "closed"))
-        gc.collect()
-        return errors
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, about: errors.append(about))
+    with pytest.raises(pika.exceptions.ChannelWrongStateError):
+        await broker.rpc(channel, call)
+    closing.pop()(channel, pika.exceptions.ChannelClosedByClient(200, "closed"))
+    gc.collect()
+    assert errors == []
 
-    assert asyncio.run(work()) == []
+
+def test_processes_begin_with_different_nodes_and_go_on_in_turn(metrics):
+    urls = ["amqp://a", "amqp://b", "amqp://c"]
+    orders = set()
+    for _ in range(100):
+        publisher = Publisher(Config(broker_url=urls), metrics)
+        order = tuple(islice(publisher._brokers, 4))
+        assert publisher.url == order[0] == order[3]
+        orders.add("".join(url[-1] for url in order[:3]))
+    assert orders == {"abc", "bca", "cab"}

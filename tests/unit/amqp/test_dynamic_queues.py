@@ -36,8 +36,8 @@ PATH = "/{s}"
 class Queues(DynamicQueues):
     """Declares nothing, but counts; `error` is raised instead."""
 
-    def __init__(self):
-        self.metrics = Metrics()
+    def __init__(self, metrics: Metrics):
+        self.metrics = metrics
         self.publisher = SimpleNamespace(blocked="", connection=object())
         super().__init__(CONFIG, self.metrics, self.publisher)
         self.declared: list[str] = []
@@ -70,22 +70,11 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def running(test):
-    """Run a test on a loop, with queues of its own."""
-
-    def run():
-        async def on_loop():
-            queues = Queues()
-            await test(queues)
-            queues.metrics.close()
-
-        asyncio.run(on_loop())
-
-    run.__name__ = test.__name__
-    return run
+@pytest.fixture
+def queues(metrics):
+    return Queues(metrics)
 
 
-@running
 async def test_first_messages_wait_in_order_and_later_ones_do_not(queues):
     for task in "123":
         queues.deliver(task)
@@ -98,7 +87,6 @@ async def test_first_messages_wait_in_order_and_later_ones_do_not(queues):
     assert queues.number() == 1
 
 
-@running
 async def test_confirm_result_and_error_are_passed_on(queues):
     ended, failed, given_up = (queues.deliver(task) for task in "123")
     await settled()
@@ -112,14 +100,12 @@ async def test_confirm_result_and_error_are_passed_on(queues):
     assert queues.sent[2].ended
 
 
-@running
 async def test_who_has_gone_meanwhile_is_not_published(queues):
     queues.deliver("1").abandon()
     await settled()
     assert queues.ids() == []
 
 
-@running
 async def test_a_returned_message_is_published_again_once(queues):
     pending = queues.deliver("1")
     await settled()
@@ -134,7 +120,6 @@ async def test_a_returned_message_is_published_again_once(queues):
     assert queues.ids() == ["1", "1"]
 
 
-@running
 async def test_a_failed_declaration_is_the_error_of_all_that_wait(queues):
     queues.error = BrokerUnavailable()
     some = [queues.deliver(task) for task in "12"]
@@ -147,7 +132,6 @@ async def test_a_failed_declaration_is_the_error_of_all_that_wait(queues):
     assert queues.ids() == ["3"]
 
 
-@running
 async def test_one_queue_more_than_the_limit_is_refused(queues):
     for name in ("s-a", "s-b"):
         queues.deliver("1", name)
@@ -156,7 +140,6 @@ async def test_one_queue_more_than_the_limit_is_refused(queues):
     queues.deliver("2", "s-b")
 
 
-@running
 async def test_what_is_known_is_refused_at_once(queues):
     queues.publisher.blocked = "alarm"
     with pytest.raises(BrokerBlocked):
@@ -166,7 +149,6 @@ async def test_what_is_known_is_refused_at_once(queues):
         queues.deliver("1")
 
 
-@running
 async def test_a_queue_that_was_quiet_is_declared_again(queues):
     queues.deliver("1")
     await settled()

@@ -27,13 +27,9 @@ def frames(data: bytes) -> list[pika.frame.Frame]:
 
 def template(frame_max: int = 131_072, **options) -> Template:
     options = {
-        "content_type": CONTENT_TYPE,
-        "content_encoding": CONTENT_ENCODING,
-        "delivery_mode": 1,
-        "reply_to": None,
-        "headers": {},
-        **options,
-    }
+        "content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING, "delivery_mode": 1,
+        "reply_to": None, "headers": {}, **options,
+    }  # fmt: skip
     return Template(CHANNEL, frame_max, options.pop("routing_key", "celery"), **options)
 
 

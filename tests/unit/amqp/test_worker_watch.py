@@ -1,17 +1,19 @@
-"""Workers are asked how many results they have lost."""
+"""Questions over the broker: to workers, of lost results, and between gateways."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from types import SimpleNamespace
 
 import pika
 import pytest
 
 from gateway.amqp import broker, pidbox, worker_watch
+from gateway.amqp.remote_control import RemoteControl
 from gateway.amqp.worker_watch import LOST, Lost, WorkerWatch, lost_results
 from gateway.config.settings import Config
-from gateway.metrics import Metrics
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_an_answer_that_is_not_json_says_nothing(body):
     assert pidbox.decode(body) is None
 
 
-def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
+async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch):
     answers = [
         [{"a": {"lost_results": {"number": 3}}}, {"b": {"lost_results": {"number": 4}, "x": 1}}],
         [],
@@ -58,17 +60,45 @@ def test_each_look_sets_the_sum_of_those_that_answer(monkeypatch):
     async def open_channel(_connection):
         raise pika.exceptions.AMQPError("closed")
 
-    async def watch() -> None:
-        one = WorkerWatch(Config(), SimpleNamespace(connection=object()), metrics)
-        await one.start()
-        await looked.wait()
-        await one.stop()
-
     monkeypatch.setattr(worker_watch, "_ask", ask)
     monkeypatch.setattr(worker_watch, "PAUSE", 0)
     monkeypatch.setattr(worker_watch, "CONSUMERS", 0)
     monkeypatch.setattr(broker, "open_channel", open_channel)
-    metrics = Metrics()
-    asyncio.run(watch())
+    one = WorkerWatch(Config(), SimpleNamespace(connection=object()), metrics)
+    await one.start()
+    await looked.wait()
+    await one.stop()
     assert seen == [0, 7, 7, 7, 5]
-    metrics.close()
+
+
+# Questions between gateways -----------------------------------------------------------------------
+
+
+class Channel:
+    def __init__(self):
+        self.published = []
+
+    def basic_publish(self, exchange, routing_key, body, properties):
+        self.published.append((exchange, routing_key, json.loads(body), properties.headers))
+
+
+def published(body: bytes) -> list[tuple]:
+    """Return what a gateway that has the first of the names publishes after a message."""
+    control = RemoteControl(SimpleNamespace(connection=None), lambda names: list(names)[:1])
+    properties = pika.BasicProperties(headers={"ticket": "t", "reply_to": "another"})
+    channel = Channel()
+    control._on_message(channel, None, properties, body)
+    return channel.published
+
+
+def test_a_question_that_comes_while_the_channel_is_opened_is_answered():
+    assert published(b'["one", "two"]') == [("", "another", ["one"], {"ticket": "t"})]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000], ids=["none", "{", "ff", "["])
+def test_a_message_that_is_not_json_is_ignored_and_leaves_a_line_for_who_debugs(body, caplog):
+    with caplog.at_level(logging.DEBUG):
+        assert published(body) == []
+    (record,) = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert "is not JSON, and is ignored" in record.getMessage()

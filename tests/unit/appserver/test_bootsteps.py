@@ -1,4 +1,4 @@
-"""The worker's loop reacts to signals, and its pool's processes do not take part in that."""
+"""The worker's loop: it reacts to signals, and raises its prefetch limit in steps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
 from kombu import Connection
 from kombu.asynchronous.hub import Hub
+from kombu.common import QoS
 
 from appserver.bootsteps import PromptEvents, PromptHub
+from appserver.worker import PromptConsumer
 
 SECONDS = 60  # for which the loop polls where nothing wakes it
 
@@ -67,14 +68,11 @@ def test_a_worker_without_a_loop_has_nothing_to_wake():
 
 
 @pytest.fixture
-def consumer():
+def consumer(celery):
     """A consumer that connects, and what its connection is asked to drain."""
-    options = {"confirm_publish": True, "max_retries": 3}
-    app = Celery(broker="amqp://h//", set_as_current=False)
-    app.conf.broker_transport_options = options
-    consumer = SimpleNamespace(app=app, hub=None, steps=[], ensure_connected=lambda found: found)
-    yield consumer
-    app.close()
+    app = celery(broker="amqp://h//")
+    app.conf.broker_transport_options = {"confirm_publish": True, "max_retries": 3}
+    return SimpleNamespace(app=app, hub=None, steps=[], ensure_connected=lambda found: found)
 
 
 @pytest.mark.parametrize("hub", [None, "kombu's"])
@@ -105,3 +103,40 @@ def test_only_a_loop_without_a_hub_reads_its_events_connection_and_never_waits(
     connection.drain_events()
 
     assert drained == timeouts
+
+
+# The prefetch limit after a lost connection -------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def limited(told: list[int]) -> PromptConsumer:
+    """A consumer of four processes with a limit of 12, which a lost connection has reduced to 3."""
+    limited = object.__new__(PromptConsumer)
+    limited.qos = QoS(lambda prefetch_count: told.append(prefetch_count), 3)
+    limited.qos.update()
+    limited.pool, limited.prefetch_multiplier = SimpleNamespace(num_processes=4), 3
+    limited.initial_prefetch_count = 3
+    limited._maximum_prefetch_restored = False
+    return limited
+
+
+def test_the_end_of_a_task_tells_the_broker_nothing(limited, told):
+    limited._restore_prefetch_count_after_connection_restart("promise")
+    assert told == [3]
+    # The loop compares these, and calls `update`.
+    assert (limited.qos.prev, limited.qos.value) == (3, 6)
+    limited.qos.update()
+    assert told == [3, 6]
+
+
+def test_it_is_raised_up_to_its_maximum(limited, told):
+    for _ in range(5):
+        limited._restore_prefetch_count_after_connection_restart()
+        limited.qos.update()
+    assert told == [3, 6, 9, 12]
+    assert (limited.initial_prefetch_count, limited._maximum_prefetch_restored) == (12, True)

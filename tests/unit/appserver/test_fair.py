@@ -18,19 +18,15 @@ ORDERS = fair_names("orders", 4)
 
 
 @pytest.fixture
-def shop():
+def shop(celery):
     """Make apps as projects make theirs, and the workers that they start."""
-    made = []
 
     def make(**options):
-        app = Celery("shop", set_as_current=False, broker="memory://", backend="disabled://")
-        made.append(app)
+        app = celery("shop", broker="memory://", backend="disabled://")
         appserver.setup(app, **options)
         return app
 
-    yield make
-    for app in made:
-        app.close()
+    return make
 
 
 def consumed(app: Celery, queues: str | None = None, exclude: str | None = None) -> list[str]:
@@ -42,31 +38,25 @@ def consumed(app: Celery, queues: str | None = None, exclude: str | None = None)
     return sorted(app.amqp.queues.consume_from)
 
 
-def test_without_a_choice_a_worker_consumes_all(shop):
-    assert consumed(shop(fair={"orders": 4})) == sorted(["celery", *ORDERS])
-
-
-def test_the_name_stands_for_the_fair_queues(shop):
-    """The queue of that name is consumed, too: it may have messages from before."""
-    app = shop(fair={"orders": 4, "mail": 4})
-    assert consumed(app, queues="orders") == sorted(["orders", *ORDERS])
-
-
-def test_a_worker_of_another_queue_consumes_none(shop):
-    assert consumed(shop(fair={"orders": 4}), queues="celery") == ["celery"]
-
-
-def test_an_excluded_queue_leaves_the_fair_ones(shop):
-    assert consumed(shop(fair={"orders": 4}), exclude="celery") == ORDERS
-
-
-def test_an_app_without_fair_queues_consumes_what_it_did(shop):
-    assert consumed(shop()) == ["celery"]
-
-
-def test_the_environment_names_them(shop, monkeypatch):
-    monkeypatch.setenv("GATEWAY_FAIR_QUEUES", " orders:4 ,")
-    assert consumed(shop()) == sorted(["celery", *ORDERS])
+@pytest.mark.parametrize(
+    ("fair", "environment", "options", "found"),
+    [
+        ({"orders": 4}, "", {}, ["celery", *ORDERS]),
+        # The queue of that name is consumed, too: it may have messages from before.
+        ({"orders": 4, "mail": 4}, "", {"queues": "orders"}, ["orders", *ORDERS]),
+        ({"orders": 4}, "", {"queues": "celery"}, ["celery"]),
+        ({"orders": 4}, "", {"exclude": "celery"}, ORDERS),
+        ({}, "", {}, ["celery"]),
+        ({}, " orders:4 ,", {}, ["celery", *ORDERS]),
+        # The app takes precedence over the environment.
+        ({"orders": 4}, "mail:4", {}, ["celery", *ORDERS]),
+    ],
+)
+def test_a_worker_consumes_the_fair_queues_of_its_queues(
+    shop, monkeypatch, fair, environment, options, found
+):
+    monkeypatch.setenv("GATEWAY_FAIR_QUEUES", environment)
+    assert consumed(shop(**{"fair": fair} if fair else {}), **options) == sorted(found)
 
 
 def test_queues_that_a_route_lists_are_named_by_themselves(shop, monkeypatch):
@@ -74,11 +64,6 @@ def test_queues_that_a_route_lists_are_named_by_themselves(shop, monkeypatch):
     app = shop()
     assert consumed(app) == ["a", "b", "celery"]
     assert type(app.amqp.queues["a"]).__name__ == "FairQueue"
-
-
-def test_the_app_takes_precedence_over_the_environment(shop, monkeypatch):
-    monkeypatch.setenv("GATEWAY_FAIR_QUEUES", "mail:4")
-    assert consumed(shop(fair={"orders": 4})) == sorted(["celery", *ORDERS])
 
 
 def test_quorum_queues_are_declared_as_named_ones_are(shop, monkeypatch):
@@ -161,13 +146,11 @@ def test_each_fair_queue_has_a_limit_of_its_own():
     ]  # fmt: skip
 
 
-def test_a_small_pool_gets_one_message_of_each_queue():
-    assert ("qos", 1, False) in prefetched(processes=1)
-
-
-def test_the_limit_can_be_set(monkeypatch):
-    monkeypatch.setenv("GATEWAY_FAIR_PREFETCH", "5")
-    assert ("qos", 5, False) in prefetched(processes=1)
+@pytest.mark.parametrize(("limit", "number"), [(None, 1), ("5", 5)])
+def test_a_small_pool_gets_one_message_of_each_queue_or_what_is_set(monkeypatch, limit, number):
+    if limit:
+        monkeypatch.setenv("GATEWAY_FAIR_PREFETCH", limit)
+    assert ("qos", number, False) in prefetched(processes=1)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1001"])

@@ -1,14 +1,17 @@
-"""A broker that does not answer is asked, and left."""
+"""Nodes of a broker that do not answer are left, and queues of nodes that are down left out."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import amqp
 import pytest
-from celery import Celery
+from kombu import Queue
 
+from appserver import absent_queues
+from appserver.absent_queues import PAUSE, AbsentQueues, leave_out, look
 from appserver.frozen_nodes import (
     UNANSWERED,
     LeaveFrozenNode,
@@ -33,6 +36,15 @@ class Broker:
 
     def shutdown(self, _how: int) -> None:
         self.ended = True
+
+
+def timing() -> tuple[SimpleNamespace, list[object]]:
+    """Return a timer, and its entries."""
+    entries: list[object] = []
+    timer = SimpleNamespace(
+        call_repeatedly=lambda *call: entries.append(call) or call, cancel=entries.remove
+    )
+    return timer, entries
 
 
 def test_a_silent_broker_is_asked_until_it_does_not_answer():
@@ -85,10 +97,7 @@ def test_one_that_has_blocked_the_connection_is_not_left():
     ],
 )
 def test_it_looks_where_the_loop_itself_has_the_timer(connection, hub, green, looks):
-    entries: list[object] = []
-    timer = SimpleNamespace(
-        call_repeatedly=lambda *call: entries.append(call) or call, cancel=entries.remove
-    )
+    timer, entries = timing()
     consumer = SimpleNamespace(
         hub=hub,
         pool=SimpleNamespace(is_green=green),
@@ -106,18 +115,68 @@ def test_it_looks_where_the_loop_itself_has_the_timer(connection, hub, green, lo
 
 
 @pytest.mark.parametrize(
-    ("left", "first"), [(None, "a"), (("a", 1), "b"), (("b", 2), "a"), (("d", 4), "a")]
+    ("nodes", "left", "first"),
+    [
+        (NODES, None, ("a", 1)),
+        (NODES, ("a", 1), ("b", 2)),
+        (NODES, ("b", 2), ("a", 1)),
+        (NODES, ("d", 4), ("a", 1)),
+        (NODES[:1], ("a", 1), ("a", 1)),  # the only one is tried all the same
+    ],
 )
-def test_the_node_that_was_left_is_not_the_first(left, first):
-    urls = ";".join(f"amqp://guest:guest@{host}:{port}//" for host, port in NODES)
-    with Celery(broker=urls, set_as_current=False) as app:
-        link = app.connection_for_read()
-        begin_elsewhere(link, left)
-    assert node_of(link)[0] == first
+def test_the_node_that_was_left_is_not_the_first(celery, nodes, left, first):
+    urls = ";".join(f"amqp://guest:guest@{host}:{port}//" for host, port in nodes)
+    link = celery(broker=urls).connection_for_read()
+    begin_elsewhere(link, left)
+    assert node_of(link) == first
 
 
-def test_the_only_node_is_tried_all_the_same():
-    with Celery(broker="amqp://a:1//", set_as_current=False) as app:
-        link = app.connection_for_read()
-        begin_elsewhere(link, ("a", 1))
-    assert node_of(link) == ("a", 1)
+# Queues whose node is down ------------------------------------------------------------------------
+
+
+AWAY = "NOT_FOUND - home node 'rabbit@a' of durable queue '{}' in vhost '/' is down or inaccessible"
+
+
+@pytest.fixture
+def consumer(celery):
+    app, added = celery(broker="amqp://h//"), []
+    app.conf.task_queues = [Queue("celery"), Queue("orders")]
+    return SimpleNamespace(app=app, absent=frozenset(), added=added, add_task_queue=added.append)
+
+
+def test_only_the_queue_that_is_away_is_left_out(consumer):
+    leave_out(consumer, "NOT_FOUND - no queue 'orders' in vhost '/'")
+    assert set(consumer.app.amqp.queues.consume_from) == {"celery", "orders"}
+    leave_out(consumer, AWAY.format("celery"))
+    assert set(consumer.app.amqp.queues.consume_from) == {"orders"}
+    assert consumer.absent == {"celery"}
+
+
+def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
+    missing = {"celery"}
+
+    class Channel:
+        def queue_declare(self, name: str, passive: bool) -> None:
+            if name in missing and passive:
+                raise amqp.NotFound(AWAY.format(name))
+
+    connection = SimpleNamespace(channel=lambda: nullcontext(Channel()))
+    monkeypatch.setattr(absent_queues, "reply_connection", lambda _app: connection)
+    consumer.absent = frozenset({"celery", "orders"})
+    look(consumer)
+    assert (consumer.absent, consumer.added) == ({"celery"}, ["orders"])
+    missing.clear()
+    look(consumer)
+    assert (consumer.absent, consumer.added) == (set(), ["orders", "celery"])
+
+
+@pytest.mark.parametrize("absent", [frozenset(), frozenset({"celery"})])
+def test_it_is_looked_for_only_where_one_is_absent(absent):
+    timer, entries = timing()
+    consumer = SimpleNamespace(absent=absent, timer=timer, steps=[])
+    step = AbsentQueues(consumer)
+    step.start(consumer)
+    assert entries == ([(PAUSE, look, (consumer,))] if absent else [])
+    step.stop(consumer)
+    step.stop(consumer)
+    assert entries == []

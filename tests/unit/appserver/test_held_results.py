@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from celery import Celery, signals, states
+from celery import signals, states
 from celery.app.task import Context
 
 from appserver import held_results
@@ -136,24 +136,20 @@ def test_a_fork_holds_nothing_of_its_parents():
 
 
 @pytest.fixture
-def app():
+def app(celery):
     """An app whose backend replies, and writes what it holds to `app.written`."""
-    with Celery(
-        broker="amqp://127.0.0.1:1//",
-        backend="appserver.reply_backend:StorelessReplyBackend",
-        set_as_current=False,
-    ) as app:
+    backend = "appserver.reply_backend:StorelessReplyBackend"
+    app = celery(broker="amqp://127.0.0.1:1//", backend=backend)
 
-        @app.task(name="plain", shared=False)
-        def plain(): ...
+    @app.task(name="plain", shared=False)
+    def plain(): ...
 
-        connection = reply_connection(app)
-        taken = Connection()
-        app.written, app.held = taken.writes, HeldResults(taken.publish_all, None)
-        connection.held = app.held
-        connection.publish_all = lambda replies: app.written.append("at once") or True
-        app.held.begin(more=True)
-        yield app
+    connection, taken = reply_connection(app), Connection()
+    app.written, app.held = taken.writes, HeldResults(taken.publish_all, None)
+    connection.held = app.held
+    connection.publish_all = lambda replies: app.written.append("at once") or True
+    app.held.begin(more=True)
+    return app
 
 
 def request(**others) -> Context:

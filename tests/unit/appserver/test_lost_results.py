@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 import pytest
-from celery import Celery, states
+from celery import states
 from celery.app.task import Context
 
 from appserver.lost_results import (
@@ -45,16 +45,14 @@ def backend():
 
 
 @pytest.fixture
-def app(backend):
+def app(celery, backend):
     """An app whose broker and store are nowhere."""
-    with Celery(
+    return celery(
         broker="amqp://127.0.0.1:1//",
         backend=f"appserver.reply_backend:{backend}",
-        set_as_current=False,
         broker_connection_timeout=1,
         result_backend_transport_options={"retry_policy": {"max_retries": 0}},
-    ) as app:
-        yield app
+    )
 
 
 def request(**more):

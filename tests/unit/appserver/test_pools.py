@@ -95,14 +95,9 @@ def make(app, task, pool, settled, embed, headers):
         channel=None,
     )
     cls = create_request_cls(
-        PoisonAwareRequest,
-        task,
-        pool,
-        "host",
-        None,
-        trace=partial(trace_task_ret, app=app),
+        PoisonAwareRequest, task, pool, "host", None, trace=partial(trace_task_ret, app=app),
         app=app,
-    )
+    )  # fmt: skip
     return cls(
         message,
         app=app,

@@ -9,7 +9,7 @@ from struct import unpack
 import pytest
 from amqp.basic_message import Message
 from amqp.serialization import loads as amqp_loads
-from celery import Celery, states
+from celery import states
 from celery.app.task import Context
 from celery.utils.objects import Bunch
 from kombu.exceptions import EncodeError
@@ -24,6 +24,9 @@ from appserver.reply_backend import (
 )
 from appserver.reply_connection import frames
 
+STORELESS = "appserver.reply_backend:StorelessReplyBackend"
+NOWHERE = "amqp://127.0.0.1:1//"  # nothing listens there
+
 
 @pytest.mark.parametrize(
     ("url", "backend"),
@@ -34,12 +37,11 @@ from appserver.reply_connection import frames
         ("StorelessReplyBackend", StorelessReplyBackend),
     ],
 )
-def test_one_line_is_enough_in_any_app(url, backend):
-    with Celery(backend=f"appserver.reply_backend:{url}", set_as_current=False) as app:
-        assert type(app.backend) is backend
-        if backend is ReplyBackend:
-            assert app.backend.connparams["port"] == 1
-            assert app.backend.connparams["db"] == 3
+def test_one_line_is_enough_in_any_app(celery, url, backend):
+    app = celery(backend=f"appserver.reply_backend:{url}")
+    assert type(app.backend) is backend
+    if backend is ReplyBackend:
+        assert (app.backend.connparams["port"], app.backend.connparams["db"]) == (1, 3)
 
 
 def request(**headers):
@@ -64,52 +66,38 @@ def test_the_request_says_whether_its_reply_is_stored_too(asked, stored):
 
 
 @pytest.mark.parametrize("state", [states.STARTED, states.RETRY, "CUSTOM"])
-def test_states_on_the_way_are_neither_replied_nor_stored(state):
+def test_states_on_the_way_are_neither_replied_nor_stored(celery, state):
     # Nothing listens at either address, so any attempt raises.
-    with Celery(
-        broker="amqp://127.0.0.1:1//",
-        backend="appserver.reply_backend:ReplyBackend+redis://127.0.0.1:1/0",
-        set_as_current=False,
-    ) as app:
-        app.backend.store_result("1", {}, state, request=request(delivery={"store": False}))
-        assert not hasattr(app, "reply_connection")
+    backend = "appserver.reply_backend:ReplyBackend+redis://127.0.0.1:1/0"
+    app = celery(broker=NOWHERE, backend=backend)
+    app.backend.store_result("1", {}, state, request=request(delivery={"store": False}))
+    assert not hasattr(app, "reply_connection")
 
 
-def test_of_a_result_that_no_message_can_have_the_size_is_replied(monkeypatch):
+def test_of_a_result_that_no_message_can_have_the_size_is_replied(celery, monkeypatch):
     monkeypatch.setattr("appserver.reply_backend.MAX_REPLY", 1_000)
-    sent = []
-    with Celery(
-        backend="appserver.reply_backend:StorelessReplyBackend", set_as_current=False
-    ) as app:
-        app.reply_connection = Bunch(held=None, publish_all=sent.extend)
-        for result in ("x", "x" * 2_000):
-            app.backend.store_result("1", result, states.SUCCESS, request=request(other=1))
+    sent, app = [], celery(backend=STORELESS)
+    app.reply_connection = Bunch(held=None, publish_all=sent.extend)
+    for result in ("x", "x" * 2_000):
+        app.backend.store_result("1", result, states.SUCCESS, request=request(other=1))
 
     assert json.loads(sent[0].body)["result"] == "x"
     assert 2_000 < int(sent[1].body) < 2_200
 
 
-def test_no_broker_means_not_replied(caplog):
-    with Celery(
-        broker="amqp://127.0.0.1:1//",
-        backend="appserver.reply_backend:StorelessReplyBackend",
-        set_as_current=False,
-    ) as app:
-        app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
-        app.backend.store_result("2", "x", states.SUCCESS, request=request(delivery={}))
+def test_no_broker_means_not_replied(celery, caplog):
+    app = celery(broker=NOWHERE, backend=STORELESS)
+    for id in "12":
+        app.backend.store_result(id, "x", states.SUCCESS, request=request(delivery={}))
     assert [record.message for record in caplog.records if "are stored" in record.message] == [
         "Replies cannot be published; results are stored instead: [Errno 111] Connection refused"
     ]
 
 
-def test_a_broker_without_amqp_is_asked_once():
-    with Celery(
-        broker="memory://",
-        backend="appserver.reply_backend:StorelessReplyBackend",
-        set_as_current=False,
-    ) as app:
-        app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
-        assert app.reply_connection.publish_all([("gateway.reply.1", "1", b"{}")]) is False
+def test_a_broker_without_amqp_is_asked_once(celery):
+    app = celery(broker="memory://", backend=STORELESS)
+    app.backend.store_result("1", "x", states.SUCCESS, request=request(delivery={}))
+    assert app.reply_connection.publish_all([("gateway.reply.1", "1", b"{}")]) is False
 
 
 def test_results_are_celerys_json():
@@ -117,10 +105,8 @@ def test_results_are_celerys_json():
         "result": {"__type__": "base64", "__value__": "/w=="}
     }
     assert json_result(ValueError("no", object)) == {
-        "exc_type": "ValueError",
-        "exc_message": ("no", repr(object)),
-        "exc_module": "builtins",
-    }
+        "exc_type": "ValueError", "exc_message": ("no", repr(object)), "exc_module": "builtins",
+    }  # fmt: skip
     with pytest.raises(EncodeError):
         encode({"result": object()})
 
@@ -139,11 +125,9 @@ def test_frames_are_what_an_amqp_client_reads(size):
     message.inbound_header(header)
     assert message.body_size == size
     assert message.properties == {
-        "content_type": "application/json",
-        "content_encoding": "utf-8",
-        "delivery_mode": 1,
+        "content_type": "application/json", "content_encoding": "utf-8", "delivery_mode": 1,
         "correlation_id": "task-1",
-    }
+    }  # fmt: skip
     assert all(kind == 3 and len(chunk) <= 4096 - 8 for kind, chunk in chunks)
     assert b"".join(chunk for _, chunk in chunks) == body
 

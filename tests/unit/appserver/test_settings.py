@@ -126,11 +126,8 @@ def test_sentinels_have_an_account_and_tls():
     account = {"GATEWAY_SENTINEL_USERNAME": "watcher", "GATEWAY_SENTINEL_PASSWORD": "p"}
     plain, tls = asked("sentinel://a;sentinel://b", **account)
     assert (plain["username"], plain["password"], plain.get("ssl"), tls) == (
-        "watcher",
-        "p",
-        None,
-        None,
-    )
+        "watcher", "p", None, None,
+    )  # fmt: skip
 
     url = "sentinel://a?ssl=true&ssl_cert_reqs=CERT_OPTIONAL&ssl_check_hostname=false;sentinel://b"
     secure, tls = asked(url, GATEWAY_TLS_CA="/ca.pem")

@@ -24,17 +24,8 @@ SENTINELS = "sentinel://127.0.0.1:1/0;sentinel://b:2/0"
 
 
 @pytest.fixture
-def shop():
-    """Make apps as projects make theirs."""
-    made = []
-
-    def make(**options):
-        made.append(Celery("shop", set_as_current=False, **options))
-        return made[-1]
-
-    yield make
-    for app in made:
-        app.close()
+def shop(celery):
+    return partial(celery, "shop")
 
 
 def create(app: Celery, greenlets: bool = False) -> None:

@@ -196,18 +196,37 @@ def test_what_does_not_fit_into_one_frame_is_left_to_amqp(start):
     assert worker.handled == [(2, [])]
 
 
-@pytest.mark.parametrize("consumer", ["other", "unknown"])
-def test_other_consumers_messages_are_left_to_amqp(worker, consumer):
+@pytest.mark.parametrize(
+    ("consumer", "acknowledged"), [("other", True), ("unknown", True), ("tasks", False)]
+)
+def test_what_is_not_the_streams_is_left_to_amqp(worker, consumer, acknowledged):
+    """Other consumers' messages, and those that need no acknowledgement."""
+    if not acknowledged:
+        worker.tasks.channel.no_ack_consumers.add(consumer)
     worker.broker.sendall(deliver(1, consumer=consumer))
     worker.turn()
     assert (worker.handled, [kind for kind, _, _ in worker.frames]) == ([], [1, 2, 3])
 
 
-def test_a_message_that_needs_no_acknowledgement_is_left_to_amqp(worker):
-    worker.tasks.channel.no_ack_consumers.add("tasks")
-    worker.broker.sendall(deliver(1))
+def invalid(*_):
+    raise InvalidTaskError("no")
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "begin", "error"),
+    [
+        (b"no JSON", {}, None, DecodeError),
+        (b"\xff", {}, None, DecodeError),
+        (b"[" * 50_000, {}, None, DecodeError),
+        (b"x", {"content_type": "application/x-python-serialize"}, None, ContentDisallowed),
+        (b"[]", {}, invalid, InvalidTaskError),
+    ],
+)
+def test_what_cannot_be_begun_is_told(worker, body, options, begin, error):
+    worker.consumer.strategies["t"] = begin or worker.begin
+    worker.broker.sendall(deliver(1, body, **options))
     worker.turn()
-    assert len(worker.frames) == 3
+    assert [type(exc) for exc in worker.invalid] == [error]
 
 
 def test_a_message_without_a_body_has_two_frames(worker):
@@ -215,29 +234,6 @@ def test_a_message_without_a_body_has_two_frames(worker):
     worker.turn()
     assert [type(exc) for exc in worker.invalid] == [DecodeError]
     assert worker.handled == [(2, [])]
-
-
-@pytest.mark.parametrize("body", [b"no JSON", b"\xff", b"[" * 100_000])
-def test_what_cannot_be_decoded_is_told(worker, body):
-    worker.broker.sendall(deliver(1, body[:50_000]))
-    worker.turn()
-    assert [type(exc) for exc in worker.invalid] == [DecodeError]
-
-
-def test_what_is_no_json_is_decoded_by_kombu(worker):
-    worker.broker.sendall(deliver(1, b"x", content_type="application/x-python-serialize"))
-    worker.turn()
-    assert [type(exc) for exc in worker.invalid] == [ContentDisallowed]
-
-
-def test_an_invalid_task_is_told(worker):
-    def begin(*_):
-        raise InvalidTaskError("no")
-
-    worker.consumer.strategies["t"] = begin
-    worker.broker.sendall(deliver(1))
-    worker.turn()
-    assert [type(exc) for exc in worker.invalid] == [InvalidTaskError]
 
 
 @pytest.mark.parametrize(

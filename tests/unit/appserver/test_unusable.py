@@ -73,14 +73,10 @@ class World:
         )
         strategy = self.task.start_strategy(self.app, consumer)
         message = Message(
-            body=body,
-            channel=self.channel,
-            content_type="application/json",
-            content_encoding="utf-8",
-            delivery_info={"exchange": "", "routing_key": "q"},
-            headers={**HEADERS, **headers},
-            properties={},
-        )
+            body=body, channel=self.channel, content_type="application/json",
+            content_encoding="utf-8", delivery_info={"exchange": "", "routing_key": "q"},
+            headers={**HEADERS, **headers}, properties={},
+        )  # fmt: skip
 
         def settle(how):
             return lambda log, errors, requeue=False: self.settled.append((how, requeue))

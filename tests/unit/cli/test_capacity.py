@@ -228,16 +228,11 @@ def test_a_bad_report_is_one_clear_line(tmp_path, capsys, text, says):
         ("--task-time 1 --cores 1.5", "--cores: has to be a whole number"),
         ("--task-time 1 --task-cpu 50", "--task-cpu: has to be 1 or less"),
         ("--task-time 1 --utilisation 1", "--utilisation: has to be 0.99 or less"),
-        (
-            "--task-time 1 --pool fork",
-            "--pool: has to be 'prefork', 'threads', 'gevent' or 'solo'",
-        ),
-        (
-            "--task-time 1 --pool solo --concurrency 2",
-            "--concurrency: a solo pool runs one task at a time; leave it out",
-        ),
+        ("--task-time 1 --pool fork", "--pool: has to be 'prefork', 'threads', 'gevent' or 'solo'"),
+        ("--task-time 1 --pool solo --concurrency 2",
+         "--concurrency: a solo pool runs one task at a time; leave it out"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_option_is_one_clear_line(capsys, options, says):
     assert main(["capacity", "--rate", "9", *options.split()]) == 1
     assert capsys.readouterr().err == f"gateway: {says}\n"

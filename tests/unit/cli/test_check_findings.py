@@ -144,14 +144,11 @@ def test_workers_of_fair_queues_that_do_not_answer_are_one_line():
 @pytest.mark.parametrize(
     ("consumed", "detail", "remedy"),
     [
-        (
-            {"shop", "slow"},
-            "no worker consumes celery; w1 has the task, and consumes shop, slow",
-            'set queue = "shop" in the route, or have a worker consume celery (-Q)',
-        ),
+        ({"shop", "slow"}, "no worker consumes celery; w1 has the task, and consumes shop, slow",
+         'set queue = "shop" in the route, or have a worker consume celery (-Q)'),
         (set(), "not checked on queues that no worker consumes", ""),
     ],
-)
+)  # fmt: skip
 def test_a_task_that_workers_of_another_queue_have_names_that_queue(consumed, detail, remedy):
     config, seen = Config(routes=[{"path": "/"}]), {"celery": Seen(0, 1)}
     has = Worker(consumed, {"api.core.main"}, {}, False)

@@ -39,13 +39,11 @@ def running(task_id: str = "1", seconds: float = 0, acknowledged: bool = False) 
         ({}, []),
         ({"time_limit": 1799}, []),
         ({"time_limit": 1800}, ["task api.core.main has time_limit = 1800 in its route"]),
-        (
-            {"time_limit": 60, "queue_arguments": {"x-consumer-timeout": 60_000}},
-            ["task api.core.main has time_limit = 60 in its route"],
-        ),
+        ({"time_limit": 60, "queue_arguments": {"x-consumer-timeout": 60_000}},
+         ["task api.core.main has time_limit = 60 in its route"]),
         ({"time_limit": 7200, "queue_arguments": {"x-consumer-timeout": 9_000_000}}, []),
     ],
-)
+)  # fmt: skip
 def test_a_limit_of_a_route_is_below_the_timeout_of_its_queue(route, found):
     assert problems(Answers(), **route) == found
 

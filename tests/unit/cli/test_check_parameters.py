@@ -13,8 +13,6 @@ from gateway.config.settings import Config
 from gateway.strategies import workers as remote
 from gateway.strategies.workers import Answers
 
-QUEUES = [{"name": "celery"}]
-
 
 def started(task):
     """Return the Celery task that runs `task`, in a worker that has started."""
@@ -29,14 +27,19 @@ def started(task):
     return app.tasks["shop.charge"]
 
 
+def findings(config, *registered):
+    """Return the findings about the tasks that a worker has told."""
+    answers = Answers()
+    answers.take("active_queues", {"w": [{"name": "celery"}]})
+    answers.take("registered", {"w": [*registered]})
+    return list(workers.judge_tasks(config, answers))
+
+
 def judged(task, **route):
     """Return the findings about a route whose task is the function `task`, in a worker."""
     told = getattr(started(task), PARAMETERS)
-    answers = Answers()
-    answers.take("active_queues", {"w": QUEUES})
-    answers.take("registered", {"w": [f"shop.charge [{PARAMETERS}={told}]"]})
     config = Config(routes=[{"path": "/charge", "task": "shop.charge", **route}])
-    return list(workers.judge_tasks(config, answers))
+    return findings(config, f"shop.charge [{PARAMETERS}={told}]")
 
 
 def named(*names, **more):
@@ -78,13 +81,10 @@ def test_arguments_that_fit(task, route):
         (lambda a, b: 0, {"args": ["body"]}, "it needs `b`, and does not always get it"),
         (lambda *, a, b: 0, {"args": []}, "it needs `a` and `b`, and does not always get them"),
         (lambda a, /: 0, named("a"), "it does not take `a`, and gets `a`; it needs `a`"),
-        (
-            lambda order: 0,
-            named(order={"from": "json:/x", "optional": True}),
-            "it needs `order`, and does not always get it",
-        ),
+        (lambda order: 0, named(order={"from": "json:/x", "optional": True}),
+         "it needs `order`, and does not always get it"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_do_not_fit(task, route, problem):
     (finding,) = judged(task, **route)
     assert (finding.status, finding.check) == ("fail", "task shop.charge")
@@ -95,11 +95,8 @@ def test_arguments_that_do_not_fit(task, route, problem):
 
 def test_further_tasks_are_compared_too():
     also = [{"task": "shop.charge", "queue": "celery", "args": []}]
-    answers = Answers()
-    answers.take("active_queues", {"w": QUEUES})
-    answers.take("registered", {"w": ["api.core.main", f"shop.charge [{PARAMETERS}=(order)]"]})
     config = Config(routes=[{"path": "/", "answer": "accept", "also": also}], secret_key="k" * 32)
-    main, charge = workers.judge_tasks(config, answers)
+    main, charge = findings(config, "api.core.main", f"shop.charge [{PARAMETERS}=(order)]")
     assert (main.status, charge.status) == ("ok", "fail")
 
 
@@ -107,10 +104,7 @@ def test_further_tasks_are_compared_too():
     "told", ["", " [rate_limit=1/s]", f" [{PARAMETERS}=(]", f" [{PARAMETERS}=():0\nx]"]
 )
 def test_what_is_not_told_is_not_compared(told):
-    answers = Answers()
-    answers.take("active_queues", {"w": QUEUES})
-    answers.take("registered", {"w": [f"api.core.main{told}"]})
-    (finding,) = workers.judge_tasks(Config(), answers)
+    (finding,) = findings(Config(), f"api.core.main{told}")
     assert finding.status == "ok"
 
 

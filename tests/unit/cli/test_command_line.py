@@ -1,62 +1,40 @@
-"""Options that no command has, what is no text, old packages, and a file that is no history."""
+"""The command line: wrong options and words, old packages, wrong files, and lists of senders."""
 
 from __future__ import annotations
+
+import tomllib
 
 import pytest
 
 from gateway.cli import main
+from gateway.sources import BLOCKS, SCHEMES
+
+UNKNOWN = "unrecognized arguments: "
 
 
 @pytest.mark.parametrize(
     ("argv", "usage", "words"),
     [
-        (["serve", "--prot", "80"], "gateway serve", "--prot 80; did you mean --port?"),
-        (["--prot=80"], "gateway serve", "--prot=80; did you mean --port?"),
-        (
-            ["check", "extra"],
-            "gateway check",
-            "extra; `gateway check --help` lists what there is",
-        ),
-        (
-            ["send", "--as", "x", "http://127.0.0.1/", "--evnt", "e"],
-            "gateway send",
-            "--evnt e; did you mean --event?",
-        ),
-        (
-            ["deliveries", "list", "--sate", "failed"],
-            "gateway deliveries list",
-            "--sate failed; did you mean --state?",
-        ),
-    ],
-)
-def test_an_unknown_option_names_its_command_and_the_nearest(capsys, argv, usage, words):
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    said = capsys.readouterr().err
-    assert (ended.value.code, said) == (2, f"{usage}: unrecognized arguments: {words}\n")
-
-
-@pytest.mark.parametrize(
-    ("argv", "command", "words"),
-    [
+        (["serve", "--prot", "80"], "gateway serve", UNKNOWN + "--prot 80; did you mean --port?"),
+        (["--prot=80"], "gateway serve", UNKNOWN + "--prot=80; did you mean --port?"),
+        (["check", "extra"], "gateway check",
+         UNKNOWN + "extra; `gateway check --help` lists what there is"),
+        (["send", "--as", "x", "http://127.0.0.1/", "--evnt", "e"], "gateway send",
+         UNKNOWN + "--evnt e; did you mean --event?"),
+        (["deliveries", "list", "--sate", "failed"], "gateway deliveries list",
+         UNKNOWN + "--sate failed; did you mean --state?"),
         (["serv"], "gateway", "argument COMMAND: invalid choice: 'serv'; did you mean serve?"),
-        (
-            ["completion", "zhs"],
-            "gateway completion",
-            "argument shell: invalid choice: 'zhs'; did you mean zsh?",
-        ),
-        (
-            ["serve", "--port", "abc"],
-            "gateway serve",
-            "argument --port: has to be a whole number, and not 'abc'; `gateway serve --help` "
-            "lists what there is",
-        ),
+        (["completion", "zhs"], "gateway completion",
+         "argument shell: invalid choice: 'zhs'; did you mean zsh?"),
+        (["serve", "--port", "abc"], "gateway serve",
+         "argument --port: has to be a whole number, and not 'abc'; `gateway serve --help` "
+         "lists what there is"),
     ],
-)
-def test_a_wrong_word_is_told_in_one_line_with_the_nearest(capsys, argv, command, words):
+)  # fmt: skip
+def test_a_wrong_option_or_word_names_its_command_and_the_nearest(capsys, argv, usage, words):
     with pytest.raises(SystemExit) as ended:
         main(argv)
-    assert (ended.value.code, capsys.readouterr().err) == (2, f"{command}: {words}\n")
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"{usage}: {words}\n")
 
 
 @pytest.mark.parametrize(("package", "version"), [("redis", "5.2.1"), ("pydantic", "1.10.27")])
@@ -91,3 +69,34 @@ def test_what_is_not_utf_8_is_refused_before_anything_is_done(capsys, command):
     assert main(["deliveries", *command.split(), "gr\udcfc\udcdfe"]) == 1
     said = capsys.readouterr().err
     assert said == "gateway: 'gr\\udcfc\\udcdfe' is not UTF-8: set the terminal to UTF-8\n"
+
+
+# Senders ------------------------------------------------------------------------------------------
+
+
+def test_all_senders_are_listed_with_what_they_need(capsys):
+    assert main(["senders"]) == 0
+    needs = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert sorted(needs) == sorted(SCHEMES)
+    assert needs["square"] == "secrets, public_url"
+    assert needs["meta"] == "secrets, verify_token"
+
+
+def test_a_block_is_shown_as_it_is_written(capsys):
+    for name in BLOCKS:
+        assert main(["senders", "show", name]) == 0
+        assert tomllib.loads(capsys.readouterr().out)["title"], name
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["wechat"], "wechat is code"),
+        (["hmac"], "your own table"),
+        (["strip"], "did you mean stripe?"),
+        ([], "`gateway senders` lists them"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(capsys, args, words):
+    assert main(["senders", "show", *args]) == 1
+    assert words in capsys.readouterr().err

@@ -46,13 +46,9 @@ def test_the_queue_that_is_known_is_the_static_one():
 def test_a_message_leaves_the_queue_before_that_expires():
     found = route(**OWN, queue_expires=60, queue_arguments={"x-max-length": 9}).dynamic_arguments()
     assert found == {
-        "x-max-length": 9,
-        "x-queue-type": "classic",
-        "x-expires": 60_000,
-        "x-message-ttl": 30_000,
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": "celery",
-    }
+        "x-max-length": 9, "x-queue-type": "classic", "x-expires": 60_000, "x-message-ttl": 30_000,
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "celery",
+    }  # fmt: skip
     assert dynamic.RENEWED + dynamic.WAITING < 1
 
 
@@ -84,11 +80,8 @@ def test_settings_that_cannot_be(settings, problem):
 @pytest.mark.parametrize(
     ("settings", "routes", "problem"),
     [
-        (
-            {"broker_url": "redis://localhost/0"},
-            [route(**OWN)],
-            "routes[0].queue: only an AMQP broker has queues that expire; use a fixed name",
-        ),
+        ({"broker_url": "redis://localhost/0"}, [route(**OWN)],
+         "routes[0].queue: only an AMQP broker has queues that expire; use a fixed name"),
         (
             {},
             [route(**OWN, queue_expires=8)],
@@ -109,7 +102,7 @@ def test_settings_that_cannot_be(settings, problem):
             "(path /{session}); make them the same",
         ),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_work_together(settings, routes, problem):
     assert cross_checks.problems(Config(**settings, routes=routes)) == [problem]
 

@@ -28,15 +28,12 @@ MAIL = "smtps://user@mail.example?from=a@b.example&to=c@d.example"
         ({"kind": "email", "url": "smtp://h?to=a@b"}, "smtps://HOST?from=ADDRESS&to=ADDRESS"),
         ({"kind": "email", "url": "smtp://h?from=a@b&to=c@d%0aX"}, "smtps://HOST?from=ADDRESS"),
         ({"kind": "webhook", "url": URL}, "notify: secret: is needed, as it signs the message"),
-        (
-            {"kind": "webhook", "url": URL, "secret": "hidden!"},
-            "secret is base64",
-        ),
+        ({"kind": "webhook", "url": URL, "secret": "hidden!"}, "secret is base64"),
         ({"kind": "slack", "url": URL, "secret": "hidden"}, "its URL is the secret"),
         ({"kind": "slack", "url": URL, "share": 2}, "notify.share: "),
         ({"kind": "slack", "url": URL, "rate": 2}, "notify.rate: there is no such setting"),
     ],
-)
+)  # fmt: skip
 def test_a_table_is_read_or_told(tmp_path, table: dict[str, Any], problem: str):
     file = tmp_path / "gateway.toml"
     lines = [f"{name} = {value!r}" for name, value in table.items()]

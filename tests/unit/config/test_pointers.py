@@ -15,20 +15,10 @@ from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 
 DOCUMENT = {
-    "id": "evt_1",
-    "number": 17,
-    "float": 1.5,
-    "true": True,
-    "null": None,
-    "empty": "",
-    "a/b": "slash",
-    "m~n": "tilde",
-    "m~1n": "both",
-    "": "no name",
-    "list": ["zero", {"id": "in a list"}],
-    "nested": {"list": [[5]]},
-    "große": "ü",
-}
+    "id": "evt_1", "number": 17, "float": 1.5, "true": True, "null": None, "empty": "",
+    "a/b": "slash", "m~n": "tilde", "m~1n": "both", "": "no name",
+    "list": ["zero", {"id": "in a list"}], "nested": {"list": [[5]]}, "große": "ü",
+}  # fmt: skip
 
 
 def delivery(body: bytes = b"{}", **headers: str) -> Delivery:

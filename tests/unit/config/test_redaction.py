@@ -110,16 +110,12 @@ def test_a_value_is_in_no_text(value, before, after):
         ({"redact": ["json"]}, "is written as json:/pointer"),
         ({"redact": ["event"]}, "is written as json:/pointer"),
         ({"redact": ["param:b"]}, "redact: the path has no parameter b"),
-        (
-            {"redact": ["json:/q"], "queue": "q-{json:/q}", "queue_pattern": "q-[a-z]"},
-            "redact: json:/q names the queue",
-        ),
-        (
-            {"redact": ["json:/response_url"], "late": "slack", "answer": "accept"},
-            "redact: a late answer needs json:/response_url",
-        ),
+        ({"redact": ["json:/q"], "queue": "q-{json:/q}", "queue_pattern": "q-[a-z]"},
+         "redact: json:/q names the queue"),
+        ({"redact": ["json:/response_url"], "late": "slack", "answer": "accept"},
+         "redact: a late answer needs json:/response_url"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_redacted(settings, problem):
     with pytest.raises(ValueError, match=problem):
         Route(path="/{a}", **settings)

@@ -107,16 +107,14 @@ def test_a_call_without_arguments_is_one():
         ({"ignore_result": True}, 'set answer = "accept"'),
         ({"ignore_result": True, "answer": "accept", "prefer": True}, 'set answer = "accept"'),
         ({"also": [{"queue": "q"}]}, "also.0.task"),
-        (
-            {"also": [{"task": "t", "args": ["param:x"]}]},
-            r"also\[0\].args: the path has no parameter",
-        ),
+        ({"also": [{"task": "t", "args": ["param:x"]}]},
+         r"also\[0\].args: the path has no parameter"),
         ({"also": [{"task": "t", "answer": "accept"}]}, "Extra inputs are not permitted"),
         ({"also": [{"task": "t"}] * 17}, "at most 16"),
         ({"task_id": "identity"}, 'set answer = "accept"'),
         ({"revoke": True, "answer": "accept"}, 'set answer = "wait"'),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be(settings, problem):
     with pytest.raises(ValidationError, match=problem):
         Route(path="/{shop}", **settings)

@@ -14,7 +14,7 @@ from gateway.config.settings import TLS, Config
 from gateway.config.urls import master_name, redis_tls, without_options
 from gateway.errors import ConfigError
 from gateway.metrics import Metrics
-from gateway.stores.result_store import connect
+from gateway.stores.result_store import connect, key_prefix, without_password
 from gateway.strategies.celery_client import CeleryClient
 
 FILE = str(Path(__file__))
@@ -52,12 +52,9 @@ def test_the_urls_files_take_precedence_over_those_of_the_file():
     tls = TLS.model_construct(ca=path.parent / "__init__.py", cert=path, key=path, verify=False)
     url = f"rediss://h?ssl_ca_certs={FILE}"
     assert redis_tls(url, tls) == {
-        "ssl_ca_certs": FILE,
-        "ssl_certfile": FILE,
-        "ssl_keyfile": FILE,
-        "ssl_cert_reqs": "none",
+        "ssl_ca_certs": FILE, "ssl_certfile": FILE, "ssl_keyfile": FILE, "ssl_cert_reqs": "none",
         "ssl_check_hostname": False,
-    }
+    }  # fmt: skip
     found = redis_tls(f"rediss://h?ssl_cert_reqs=CERT_REQUIRED&ssl_certfile={FILE}", tls)
     assert (found["ssl_keyfile"], found["ssl_cert_reqs"]) == (None, "required")
     named = redis_tls("rediss://h?ssl_cert_reqs=CERT_REQUIRED&ssl_check_hostname=False", tls)
@@ -189,3 +186,38 @@ def test_brokers_take_what_kombu_takes():
     for url in ("amqp://h//?heartbeat=7&login_method=AMQPLAIN", "rediss://h/1?ssl_cert_reqs=none"):
         assert Config(broker_url=url).brokers == [url]
         assert Connection(url).hostname == "h"
+
+
+# Result stores ------------------------------------------------------------------------------------
+
+
+SENTINELS = "sentinel://user:p%40ss@a:1/3;sentinel://:p%40ss@b;sentinel://c:2?master_name=main"
+
+
+def test_a_sentinel_url_names_its_master_in_the_last_part():
+    assert master_name(SENTINELS) == "main"
+    assert master_name("sentinel://a") == "mymaster"
+
+
+def test_account_and_database_behind_sentinels_are_the_first_urls():
+    pool = connect(Config(result_backend=SENTINELS)).connection_pool
+
+    options = pool.connection_kwargs
+    assert (options["username"], options["password"], options["db"]) == ("user", "p@ss", 3)
+    watchers = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
+    assert [(w["host"], w["port"]) for w in watchers] == [("a", 1), ("b", 26379), ("c", 2)]
+    assert not any(w.get("password") for w in watchers)
+
+
+@pytest.mark.parametrize("url", [SENTINELS, "redis://:p%40ss@a/0"])
+def test_no_password_is_shown(url: str):
+    assert "ss@" not in without_password(url)
+    assert "a" in without_password(url)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "key"),
+    [("", "celery-task-meta-"), ("shop", "shop_celery-task-meta-"), ("a:", "a:celery-task-meta-")],
+)
+def test_a_prefix_stands_before_the_key_as_celery_writes_it(prefix: str, key: str):
+    assert key_prefix(Config(result_key_prefix=prefix)) == key

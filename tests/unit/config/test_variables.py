@@ -10,18 +10,13 @@ from gateway.config.loading import unknown_variables
 from tests.docs.test_documents import ROOT
 
 KUBERNETES = {
-    "GATEWAY_PORT": "tcp://10.0.0.1:80",
-    "GATEWAY_SERVICE_HOST": "10.0.0.1",
-    "GATEWAY_SERVICE_PORT": "80",
-    "GATEWAY_SERVICE_PORT_HTTP": "80",
-    "GATEWAY_PORT_80_TCP": "tcp://10.0.0.1:80",
-    "GATEWAY_PORT_80_TCP_PROTO": "tcp",
-    "GATEWAY_PORT_80_TCP_PORT": "80",
-    "GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1",
-    "GATEWAY_ADMIN_PORT": "udp://10.0.0.2:53",
-    "GATEWAY_DNS_PORT_53_UDP_ADDR": "10.0.0.2",
+    "GATEWAY_PORT": "tcp://10.0.0.1:80", "GATEWAY_SERVICE_HOST": "10.0.0.1",
+    "GATEWAY_SERVICE_PORT": "80", "GATEWAY_SERVICE_PORT_HTTP": "80",
+    "GATEWAY_PORT_80_TCP": "tcp://10.0.0.1:80", "GATEWAY_PORT_80_TCP_PROTO": "tcp",
+    "GATEWAY_PORT_80_TCP_PORT": "80", "GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1",
+    "GATEWAY_ADMIN_PORT": "udp://10.0.0.2:53", "GATEWAY_DNS_PORT_53_UDP_ADDR": "10.0.0.2",
     "GATEWAY_DNS_SERVICE_HOST": "10.0.0.2",
-}
+}  # fmt: skip
 
 
 def test_what_the_code_reads_is_known():

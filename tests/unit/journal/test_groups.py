@@ -92,12 +92,10 @@ def test_what_differs_otherwise_is_another_group():
     own = group_of(failed)
     assert own is not None
     others = [
-        entry(state="expired", error="E: 1"),
-        entry(state="failed", error="F: 1"),
-        entry(state="failed", error="E: a"),
-        entry(state="failed", error="E: 1", task="u"),
+        entry(state="expired", error="E: 1"), entry(state="failed", error="F: 1"),
+        entry(state="failed", error="E: a"), entry(state="failed", error="E: 1", task="u"),
         entry(state="succeeded", error="E: 1"),
-    ]
+    ]  # fmt: skip
     assert [each for each in others if Filter(group=own.id).takes(each)] == []
     assert group_of(others[-1]) is None
 

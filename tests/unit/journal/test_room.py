@@ -56,6 +56,13 @@ def metrics() -> Iterator[Metrics]:
     metrics.close()
 
 
+@pytest.fixture
+def journal(metrics: Metrics) -> Journal:
+    journal = Journal(CONFIG, metrics)
+    journal.store = Store()
+    return journal
+
+
 def lost(metrics: Metrics) -> float:
     return metrics.get(LOST)
 
@@ -91,29 +98,25 @@ def fail(written: asyncio.Future[Any]) -> None:
     "end", [succeed, fail, asyncio.Future.cancel], ids=lambda end: end.__name__
 )
 @pytest.mark.parametrize("add", [begin, write, refuse], ids=lambda add: add.__name__)
-def test_bytes_come_back_when_a_write_has_ended(metrics, add, end):
-    async def work() -> tuple[float, float]:
-        journal = Journal(CONFIG, metrics)
-        journal.store = store = Store()
-        for _ in range(4):
-            add(journal)
-            await asyncio.sleep(0)
-        waiting = lost(metrics)
-        add(journal)  # there is no room for it
+async def test_bytes_come_back_when_a_write_has_ended(metrics, journal, add, end):
+    store = journal.store
+    for _ in range(4):
+        add(journal)
         await asyncio.sleep(0)
-        full = lost(metrics) - waiting + (add is begin)  # which is written again at its answer
-        for written in store.writing:
-            end(written)
-        await asyncio.sleep(0.01)
-        store.writing.clear()
-        before = lost(metrics)
-        for _ in range(4):
-            add(journal)
-            await asyncio.sleep(0)
-        assert len(store.writing) == 4
-        return full, lost(metrics) - before
-
-    assert asyncio.run(work()) == (1, 0)
+    waiting = lost(metrics)
+    add(journal)  # there is no room for it
+    await asyncio.sleep(0)
+    full = lost(metrics) - waiting + (add is begin)  # which is written again at its answer
+    for written in store.writing:
+        end(written)
+    await asyncio.sleep(0.01)
+    store.writing.clear()
+    before = lost(metrics)
+    for _ in range(4):
+        add(journal)
+        await asyncio.sleep(0)
+    assert len(store.writing) == 4
+    assert (full, lost(metrics) - before) == (1, 0)
 
 
 async def turns() -> None:
@@ -122,64 +125,54 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_the_store_does_not_answer_is_sent_until_it_does(metrics, monkeypatch):
+async def test_what_the_store_does_not_answer_is_sent_until_it_does(metrics, journal, monkeypatch):
     monkeypatch.setattr(writing, "_AGAIN", 0)
-
-    async def work() -> None:
-        journal = Journal(CONFIG, metrics)
-        journal.store = store = Store()
-        store.away = True
-        begun = journal.begin(message(), "task", "")
-        await turns()
-        # Whoever waits goes on,
-        assert begun.result() is False
-        refuse(journal)
-        write(journal)
-        await turns()
-        first, refused, answered = store.asked[-3:]
-        # everything is sent again and again, in its order,
-        assert store.asked[-6:] == [first, refused, answered] * 2
-        assert (first[0][1], answered[0][1]) == (RECEIVED, ACCEPTED)
-        store.away = False
-        store.asked.clear()
-        await turns()
-        # and once where it is answered.
-        for reply in store.writing:
-            succeed(reply)
-        await turns()
-        assert store.asked == [first, refused, answered]
-        assert (journal.bytes, lost(metrics)) == (0, 0)
-        # What comes next is sent at once.
-        write(journal)
-        succeed(store.writing[-1])
-        await turns()
-        assert (journal.bytes, lost(metrics), len(store.asked)) == (0, 0, 4)
-        await journal.stop()
-
-    asyncio.run(work())
+    store = journal.store
+    store.away = True
+    begun = journal.begin(message(), "task", "")
+    await turns()
+    # Whoever waits goes on,
+    assert begun.result() is False
+    refuse(journal)
+    write(journal)
+    await turns()
+    first, refused, answered = store.asked[-3:]
+    # everything is sent again and again, in its order,
+    assert store.asked[-6:] == [first, refused, answered] * 2
+    assert (first[0][1], answered[0][1]) == (RECEIVED, ACCEPTED)
+    store.away = False
+    store.asked.clear()
+    await turns()
+    # and once where it is answered.
+    for reply in store.writing:
+        succeed(reply)
+    await turns()
+    assert store.asked == [first, refused, answered]
+    assert (journal.bytes, lost(metrics)) == (0, 0)
+    # What comes next is sent at once.
+    write(journal)
+    succeed(store.writing[-1])
+    await turns()
+    assert (journal.bytes, lost(metrics), len(store.asked)) == (0, 0, 4)
+    await journal.stop()
 
 
 @pytest.mark.parametrize("end", ["refused", "too long", "stopped"])
-def test_what_waits_for_the_store_is_lost_where(metrics, monkeypatch, end):
+async def test_what_waits_for_the_store_is_lost_where(metrics, journal, monkeypatch, end):
     monkeypatch.setattr(writing, "_AGAIN", 0)
     monkeypatch.setattr(writing, "_LAST", 0)
     monkeypatch.setattr(writing, "KEPT", 0.0 if end == "too long" else 60.0)
-
-    async def work() -> None:
-        journal = Journal(CONFIG, metrics)
-        journal.store = store = Store()
-        store.away = True
-        begin(journal)  # which is written again at its answer
+    store = journal.store
+    store.away = True
+    begin(journal)  # which is written again at its answer
+    await turns()
+    write(journal)
+    await turns()
+    if end == "refused":
+        store.away = False
         await turns()
-        write(journal)
+        for reply in store.writing:
+            fail(reply)
         await turns()
-        if end == "refused":
-            store.away = False
-            await turns()
-            for reply in store.writing:
-                fail(reply)
-            await turns()
-        await journal.stop()
-        assert lost(metrics) == 1
-
-    asyncio.run(work())
+    await journal.stop()
+    assert lost(metrics) == 1

@@ -6,7 +6,6 @@ import argparse
 import json
 import signal
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -105,11 +104,7 @@ def test_a_run_without_a_measurement_has_failed():
     ],
 )
 def test_options_that_an_experiment_cannot_use_are_told_before_anything_is_measured(
-    argv: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    argv, said, tmp_path, monkeypatch, capsys
 ):
     page = tmp_path / "page.html"
     monkeypatch.setattr(cli.wrk, "program", lambda: "wrk")
@@ -124,9 +119,7 @@ def test_options_that_an_experiment_cannot_use_are_told_before_anything_is_measu
     assert not page.exists()
 
 
-def test_code_that_changes_while_it_is_measured_fails_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_code_that_changes_while_it_is_measured_fails_the_run(monkeypatch, tmp_path):
     commits = iter(["1234", "5678"])
     monkeypatch.setattr(cli.machine, "commit", lambda: next(commits))
     stack = SimpleNamespace(directory=tmp_path)
@@ -166,12 +159,7 @@ def test_beside_a_flood_504s_are_forgiven_and_nothing_else():
 
 
 @pytest.mark.parametrize("missing", ["wrk", "rabbitmq-server", "redis-server"])
-def test_a_missing_server_is_the_reason_in_the_report(
-    missing: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_missing_server_is_the_reason_in_the_report(missing, tmp_path, monkeypatch, capsys):
     # Given a machine without one of the programs,
     def start(name: str) -> SimpleNamespace:
         if name == missing:

@@ -35,9 +35,7 @@ from tests.support.rows import disturbed, row
         ([0.0] * 5, [1.0] * 5, 0, True),
     ],
 )
-def test_a_difference_is_greater_than_the_spread_of_the_repeats(
-    old: list[float], new: list[float], least: float, different: bool
-):
+def test_a_difference_is_greater_than_the_spread_of_the_repeats(old, new, least, different):
     assert differs(old, new, least) is different
     assert differs(old, list(old), least) is False
 
@@ -56,13 +54,9 @@ def document(rps: float = 100, cpu: float = 100, **more: Any) -> dict[str, Any]:
         for name in ("a", "b")
     ]
     report = Report(
-        "strategies",
-        rows=rows,
-        machine={"cores": 2, "cpu": "fast"},
-        options={"repeats": 5, "connections": [64]},
-        commit="abc",
-        versions={"celery": "5.7"},
-    )
+        "strategies", rows=rows, machine={"cores": 2, "cpu": "fast"},
+        options={"repeats": 5, "connections": [64]}, commit="abc", versions={"celery": "5.7"},
+    )  # fmt: skip
     report.judge(Target("CPU, b / a", [cpu / 100] * 5, at_most=2))
     return {**json.loads(dump(report.document())), **more}
 
@@ -99,9 +93,7 @@ def test_what_got_worse_is_named_and_fails(compare: Callable, capsys: pytest.Cap
     assert found[-1][0].startswith("3 worse, 0 better, 8 of 11: ")
 
 
-def test_what_got_better_or_stayed_the_same_is_no_failure(
-    compare: Callable, capsys: pytest.CaptureFixture[str]
-):
+def test_what_got_better_or_stayed_the_same_is_no_failure(compare, capsys):
     assert compare(document(), document(rps=200, cpu=50)) == 0
     out = capsys.readouterr().out
     assert "faster" in out and "less CPU" in out and "\n0 worse, 3 better," in out
@@ -142,14 +134,7 @@ def noisy() -> dict[str, Any]:
         ({}, {"rows": [row("c", 1)]}, 2, "they have no measurement in common"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_the_reason(
-    compare: Callable,
-    capsys: pytest.CaptureFixture[str],
-    old: dict[str, Any],
-    new: dict[str, Any],
-    code: int,
-    why: str,
-):
+def test_what_cannot_be_compared_is_refused_with_the_reason(compare, capsys, old, new, code, why):
     assert compare({**document(), **old}, {**document(), **new}) == code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -172,9 +157,7 @@ def test_a_new_run_that_failed_is_worse(compare: Callable, capsys: pytest.Captur
         ('{"experiment": "cost"}', "not a report of loadtest/run.sh: no commit, machine, options"),
     ],
 )
-def test_a_file_that_is_no_report_is_told_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, says: str
-):
+def test_a_file_that_is_no_report_is_told_at_once(tmp_path, capsys, content, says):
     file = tmp_path / "x.json"
     if content is not None:
         file.write_text(content)

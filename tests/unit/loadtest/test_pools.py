@@ -14,34 +14,23 @@ from loadtest.lab.pools.sleeping_server import sleep_of
 from loadtest.lab.pools.starts import HEARTBEAT, Found
 from loadtest.lab.pools.worker import COMMAND, UNPATCHED, Start
 from loadtest.summary import Row
+from tests.support import rows
 
 
 def row(pool: str, size: int, seconds: float, memory: float, **more: Any) -> Row:
-    return {
-        "strategy": pool,
-        "case": str(size),
-        "repeat": 1,
-        "requests": 12,
-        "errors": 0,
-        "wrong_answers": 0,
-        "total_seconds": seconds,
-        "most": {"rss_mb": memory, "cpu_percent": 17.0},
-        "shared_once_mb": memory,
-        "begun_within_seconds": 0.02,
-        "connections_open": {"redis": 4, "broker": 3},
-        **more,
-    }
+    figures = {
+        "case": str(size), "requests": 12, "total_seconds": seconds, "shared_once_mb": memory,
+        "most": {"rss_mb": memory, "cpu_percent": 17.0}, "begun_within_seconds": 0.02,
+        "connections_open": {"redis": 4, "broker": 3}, **more,
+    }  # fmt: skip
+    return rows.row(pool, 1, **figures)
 
 
 #: As the original's, a hundredth of the time.
 AS_SAID = [
-    row("prefork", 1, 19.5, 100),
-    row("prefork", 32, 2.06, 550),
-    row("gevent", 2, 9.9, 75),
-    row("gevent", 16, 2.3, 76),
-    row("gevent", 32, 2.06, 77),
-    row("eventlet", 32, 2.06, 85),
-]
+    row("prefork", 1, 19.5, 100), row("prefork", 32, 2.06, 550), row("gevent", 2, 9.9, 75),
+    row("gevent", 16, 2.3, 76), row("gevent", 32, 2.06, 77), row("eventlet", 32, 2.06, 85),
+]  # fmt: skip
 
 
 def beats(on: Found, off: Found) -> tuple[Found, ...]:

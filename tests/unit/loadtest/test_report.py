@@ -72,9 +72,7 @@ def test_a_page_is_drawn_again_from_the_json_file(tmp_path: Path):
     assert dump(render.read(file).document()) == file.read_text()
 
 
-def test_a_file_that_is_no_report_is_told_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_file_that_is_no_report_is_told_in_a_line(tmp_path, capsys):
     file = tmp_path / "other.json"
     file.write_text('{"shown": {}}')
     assert render.main([str(file), str(tmp_path / "none.json")]) == 1
@@ -85,11 +83,8 @@ def test_a_file_that_is_no_report_is_told_in_a_line(
 
 def test_a_list_of_numbers_is_one_line_of_the_json_file():
     document = {
-        "values": [1, -2.5, 3e-07],
-        "none": [],
-        "texts": ["1", "[ 2 ]"],
-        "in": [[1, 2], [3]],
-    }
+        "values": [1, -2.5, 3e-07], "none": [], "texts": ["1", "[ 2 ]"], "in": [[1, 2], [3]],
+    }  # fmt: skip
     text = dump(document)
     assert json.loads(text) == document
     assert '"values": [1, -2.5, 3e-07]' in text
@@ -126,11 +121,7 @@ def test_one_run_is_not_called_a_median(capsys: pytest.CaptureFixture[str]):
     ],
 )
 def test_nothing_follows_where_other_programs_had_the_cores(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    shares: list[float],
-    most: float,
-    worthless: bool,
+    tmp_path, capsys, shares, most, worthless
 ):
     # Given so much CPU time of others in the measurements,
     report = made(1, advice="Use it.", most_others=most)

@@ -11,7 +11,7 @@ import hmac
 import struct
 import time
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -52,6 +52,17 @@ ROUTES = [
 ]
 SOURCES = {"few": {"scheme": "meta", "secrets": "secret", "verify_token": "t", "max_in_flight": 1}}
 RESULT = b'{"status": "SUCCESS", "result": 1}'
+#: What a step's `name=value` gives an attribute of Redis; without a value it is true.
+VALUES: dict[str, Any] = {
+    "": True, "READ": READ, "SUCCESS": RESULT, "FAILURE": b'{"status": "FAILURE", "result": {}}',
+}  # fmt: skip
+OUTCOMES = {
+    "done": Outcome(SUCCESS, "done"),
+    "failed": Outcome(FAILURE, error="no"),
+    "odd": Outcome(SUCCESS, {"status": 99, "headers": {}, "body": ""}),
+    "unknown": Outcome("ODD", object()),
+}
+ERRORS = {"unroutable": Unroutable, "unavailable": BrokerUnavailable, "lost": ResultsLost}
 
 BODY = b'{"x": "%s"}' % (b"x" * 10_000)
 
@@ -147,6 +158,63 @@ class Harness:
         self.answers: list[int] = []
         self.location = ""
         self.faulty = False  # its next answer cannot be written
+        self.sent: InFlight | None = None
+        self.pending: PendingTask | None = None
+
+    async def do(self, steps: str) -> None:
+        """Do one step after the other.
+
+        A path is sent to; `.` lets everything happen; `confirm` and `take` are about the next
+        message, of which the others tell how it ends; `name=value` is an attribute of Redis.
+        """
+        for step in steps.split():
+            if step.startswith("/"):
+                self.sent = self.post(step)
+            elif step in OUTCOMES:
+                self.pending.settle(OUTCOMES[step])
+            elif step in ERRORS:
+                self.pending.fail(_raised(ERRORS[step]()))
+            elif step in STEPS:
+                if (waits := STEPS[step](self)) is not None:
+                    await waits
+            else:
+                name, _, value = step.partition("=")
+                assert hasattr(self.redis, name), step
+                setattr(self.redis, name, VALUES.get(value, value.encode()))
+        self.sent = self.pending = None
+
+    def confirm(self) -> None:
+        self.pending = self.tasks.confirm()
+
+    def take(self) -> None:
+        self.pending = self.tasks.sent.get_nowait()
+
+    def refuse(self) -> None:
+        """Let the broker refuse the next message at once; an error has a traceback of its own."""
+        self.tasks.error = Unroutable("There is no queue.")
+
+    def fault(self) -> None:
+        self.tasks.error = RuntimeError("a fault of the gateway")
+
+    def answers_faultily(self) -> None:
+        self.faulty = True
+
+    def cancel(self) -> None:
+        self.sent.cancel()
+
+    def held(self) -> None:
+        """See that the request is still kept: something has to be written to its claim."""
+        assert self.counted()[1]
+
+    def freed(self) -> None:
+        assert self.counted()[:2] == (0, 0)
+
+    def unpublished(self) -> None:
+        """See that the route's own task is not published."""
+        assert self.tasks.sent.empty()
+
+    async def later(self) -> None:
+        await asyncio.sleep(writing.LATEST if self.context.journal else 0)
 
     def post(self, path: str = "/", late: float = 0.0, method: str = "POST") -> InFlight | None:
         """Send a request whose header came `late` seconds ago."""
@@ -192,16 +260,24 @@ async def turns(number: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-# How requests end: each function returns the statuses that the sender gets ---------------
+STEPS: dict[str, Any] = {
+    ".": lambda _: turns(),
+    "redis": lambda h: h.redis.answer(),
+    **{
+        each.__name__: each
+        for each in (
+            Harness.confirm, Harness.take, Harness.refuse, Harness.fault, Harness.answers_faultily,
+            Harness.cancel, Harness.held, Harness.freed, Harness.unpublished, Harness.later,
+            Harness.expire,
+        )
+    },
+}  # fmt: skip
 
 
-async def answered(h: Harness) -> list[int]:
-    h.post()
-    h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
-    return [200]
+# How requests end, where steps do not say it -----------------------------------------------
 
 
-async def answered_once(h: Harness) -> list[int]:
+async def answered_once(h: Harness) -> None:
     leased = h.context.idempotency.claims._leased
     h.post("/once")
     await turns()
@@ -211,110 +287,9 @@ async def answered_once(h: Harness) -> list[int]:
     # A later try may have to read the result, also after a restart of the broker.
     assert pending.message.persistent and pending.message.delivery["store"]
     pending.settle(Outcome(SUCCESS, "done"))
-    return [200]
 
 
-async def failed_once(h: Harness) -> list[int]:
-    h.post("/once")
-    await turns()
-    h.tasks.confirm().settle(Outcome(FAILURE, error="no"))
-    return [502]
-
-
-async def answered_once_with_what_is_no_answer(h: Harness) -> list[int]:
-    h.post("/once")
-    await turns()
-    h.tasks.confirm().settle(Outcome(SUCCESS, {"status": 99, "headers": {}, "body": ""}))
-    return [502]
-
-
-async def too_late_once(h: Harness) -> list[int]:
-    h.post("/once")
-    await turns()
-    h.tasks.confirm()
-    h.expire()
-    await turns()
-    return [504]
-
-
-async def too_late_for_its_confirm_once(h: Harness) -> list[int]:
-    h.post("/once")
-    await turns()
-    h.expire()
-    return [503]
-
-
-async def refused_once(h: Harness) -> list[int]:
-    h.tasks.error = Unroutable("There is no queue.")
-    h.post("/once")
-    await turns()
-    return [503]
-
-
-async def broker_gone_once(h: Harness) -> list[int]:
-    h.post("/once")
-    await turns()
-    h.tasks.sent.get_nowait().fail(BrokerUnavailable())
-    return [503]
-
-
-async def gone_once(h: Harness) -> list[int]:
-    sent = h.post("/once")
-    await turns()
-    h.tasks.confirm()
-    sent.cancel()
-    return []
-
-
-async def taken_over_too_late(h: Harness) -> list[int]:
-    h.redis.state = b"lapsed"
-    h.redis.unanswered = READ
-    h.post("/once")  # it is asked for the result, which may be there
-    await turns()
-    h.expire()
-    await turns()
-    return [503]
-
-
-async def failed_before_it_was_joined(h: Harness) -> list[int]:
-    h.redis.state, h.redis.result = b"C", b'{"status": "FAILURE", "result": {}}'
-    h.post("/once")
-    await turns()
-    h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
-    return [200]
-
-
-async def answered_before_its_confirm(h: Harness) -> list[int]:
-    h.post()
-    h.tasks.sent.get_nowait().settle(Outcome(SUCCESS, "done"))
-    return [200]
-
-
-async def failed(h: Harness) -> list[int]:
-    h.post("/accept")
-    h.post("/fallback")
-    h.post()
-    h.tasks.confirm()
-    for _ in range(2):
-        h.tasks.confirm().settle(Outcome(FAILURE, error="no"))
-    await asyncio.sleep(writing.LATEST if h.context.journal else 0)
-    return [202, 502, 502]
-
-
-async def answered_with_what_is_no_answer(h: Harness) -> list[int]:
-    h.post()
-    h.tasks.confirm().settle(Outcome(SUCCESS, {"status": 99, "headers": {}, "body": ""}))
-    return [502]
-
-
-async def accepted(h: Harness) -> list[int]:
-    h.post("/accept")
-    h.tasks.confirm()
-    await turns()
-    return [202]
-
-
-async def accepted_while_the_journal_is_away(h: Harness) -> list[int]:
+async def accepted_while_the_journal_is_away(h: Harness) -> None:
     h.redis.silent = True
     h.post("/accept")
     await turns()
@@ -322,234 +297,20 @@ async def accepted_while_the_journal_is_away(h: Harness) -> list[int]:
     before = len(kept())
     await asyncio.sleep(2 * writing.LATEST)
     assert not h.context.journal or len(kept()) < before  # the journal has its own copy
-    return [202]
 
 
-async def gone_while_the_journal_is_away(h: Harness) -> list[int]:
+async def gone_while_the_journal_is_away(h: Harness) -> tuple[int, ...]:
     h.redis.silent = True
     sent = h.post("/accept")
     await turns()
     h.tasks.confirm()
-    if sent is not None and not sent.closed:
-        sent.cancel()
-        return []
-    return [202]
-
-
-async def too_late_for_its_confirm(h: Harness) -> list[int]:
-    h.post()
-    h.post("/once")
-    await turns()
-    h.expire()
-    return [503, 503]
-
-
-async def too_late_for_its_result(h: Harness) -> list[int]:
-    for path in ("/", "/fallback", "/once"):
-        h.post(path)
-    await turns()
-    for _ in range(3):
-        h.tasks.confirm()
-    h.expire()
-    await turns()
-    return [504, 200, 504]
-
-
-async def gone(h: Harness) -> list[int]:
-    for _ in range(2):
-        h.post().cancel()
-    h.tasks.sent.get_nowait()
-    h.tasks.confirm()
-    sent = h.post()
-    h.tasks.confirm()
+    if sent.closed:  # without a journal
+        return (202,)
     sent.cancel()
-    return []
+    return ()
 
 
-async def gone_and_confirmed(h: Harness) -> list[int]:
-    sent = h.post("/once")
-    await turns()
-    sent.cancel()
-    assert h.counted()[1]  # its confirm has to be written to its claim
-    h.tasks.confirm()
-    return []
-
-
-async def gone_and_never_confirmed(h: Harness) -> list[int]:
-    sent = h.post("/once")
-    await turns()
-    sent.cancel()
-    h.expire()
-    return []
-
-
-async def gone_and_not_taken(h: Harness) -> list[int]:
-    sent = h.post("/once")
-    await turns()
-    sent.cancel()
-    h.tasks.sent.get_nowait().fail(BrokerUnavailable())
-    return []
-
-
-async def gone_before_its_claim(h: Harness) -> list[int]:
-    h.redis.silent = True
-    h.post("/once").cancel()
-    assert h.counted()[1]
-    h.redis.answer()
-    await turns()
-    h.tasks.confirm()
-    return []
-
-
-async def gone_before_another_try_s_claim(h: Harness) -> list[int]:
-    h.redis.silent, h.redis.state = True, b"P"
-    h.post("/once").cancel()
-    assert h.counted()[1]
-    h.redis.answer()
-    await turns()
-    return []
-
-
-async def gone_and_no_claim(h: Harness) -> list[int]:
-    h.redis.silent = True
-    h.post("/once").cancel()
-    h.redis.fails = True
-    h.redis.answer()
-    await turns()
-    return []
-
-
-async def gone_while_redis_is_silent(h: Harness) -> list[int]:
-    h.redis.silent = True
-    h.post("/once").cancel()
-    await turns()
-    h.expire()
-    await turns()
-    return []
-
-
-async def gone_before_its_further_tasks(h: Harness) -> list[int]:
-    for path in ("/also", "/also-once"):
-        sent = h.post(path)
-        await turns()
-        sent.cancel()
-        assert h.counted()[1]
-        h.tasks.confirm()
-        h.tasks.confirm()
-        await turns()
-        h.tasks.confirm()
-    return []
-
-
-async def without_a_claim(h: Harness) -> list[int]:
-    h.redis.fails = True
-    h.post("/once")
-    await turns()
-    return [503]
-
-
-async def redis_silent(h: Harness) -> list[int]:
-    h.redis.silent = True
-    h.post("/once")
-    await turns()
-    h.expire()
-    assert h.counted()[:2] == (0, 0)
-    await turns()
-    return [503]
-
-
-async def of_another_body(h: Harness) -> list[int]:
-    h.redis.state = b"conflict"
-    h.post("/once")
-    await turns()
-    return [409]
-
-
-async def refused_by_the_broker(h: Harness) -> list[int]:
-    for path in ("/", "/once"):
-        h.tasks.error = Unroutable("There is no queue.")
-        h.post(path)
-        await turns()
-    return [503, 503]
-
-
-async def broker_gone(h: Harness) -> list[int]:
-    for path in ("/", "/once", "/accept"):
-        h.post(path)
-        await turns()
-        h.tasks.sent.get_nowait().fail(_raised(BrokerUnavailable()))
-    return [503, 503, 503]
-
-
-async def result_lost(h: Harness) -> list[int]:
-    h.post()
-    h.tasks.confirm().fail(_raised(ResultsLost()))
-    return [504]
-
-
-async def result_lost_and_found(h: Harness) -> list[int]:
-    h.post("/once")
-    await turns()
-    h.redis.result = RESULT
-    h.tasks.confirm().fail(_raised(ResultsLost()))
-    await turns()
-    return [200]
-
-
-async def joined(h: Harness) -> list[int]:
-    h.redis.state, h.redis.result = b"P", RESULT
-    h.post("/once")
-    await turns()
-    return [200]
-
-
-async def joined_in_vain(h: Harness) -> list[int]:
-    h.redis.state = b"P"
-    h.post("/once")
-    await turns()
-    h.expire()
-    await turns()
-    return [503]
-
-
-async def joined_and_gone(h: Harness) -> list[int]:
-    h.redis.state = b"P"
-    sent = h.post("/once")
-    await turns()
-    sent.cancel()
-    await turns()
-    return []
-
-
-async def repeated(h: Harness) -> list[int]:
-    h.redis.state, h.redis.result = b"D", RESULT
-    h.post("/once")
-    await turns()
-    return [200]
-
-
-async def taken_over(h: Harness) -> list[int]:
-    h.redis.state = b"lapsed"
-    h.post("/once")
-    await turns()
-    h.tasks.confirm()
-    await turns()
-    h.expire()
-    await turns()
-    return [504]
-
-
-async def further_task_refused(h: Harness) -> list[int]:
-    for path in ("/also", "/also-once"):
-        h.post(path)
-        await turns()
-        h.tasks.confirm()
-        h.tasks.sent.get_nowait().fail(_raised(Unroutable()))
-        await turns()
-    return [503, 503]
-
-
-async def further_task_refused_while_redis_fails(h: Harness) -> list[int]:
+async def further_task_refused_while_redis_fails(h: Harness) -> None:
     h.post("/also-once")
     await turns()
     h.redis.silent = True
@@ -561,10 +322,9 @@ async def further_task_refused_while_redis_fails(h: Harness) -> list[int]:
     h.redis.fails = True
     h.redis.answer()
     await turns()
-    return [503]
 
 
-async def further_tasks_taken_by_another_try(h: Harness) -> list[int]:
+async def further_tasks_taken_by_another_try(h: Harness) -> None:
     h.post("/also-once")
     await turns()
     first = h.tasks.sent.get_nowait()
@@ -578,23 +338,9 @@ async def further_tasks_taken_by_another_try(h: Harness) -> list[int]:
     await turns()
     for _ in range(2):
         h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
-    return [200, 200]
 
 
-async def further_tasks_confirmed_too_late(h: Harness) -> list[int]:
-    for path in ("/also", "/also-once"):
-        h.post(path)
-        await turns()
-        h.expire()
-        h.tasks.confirm()
-        h.tasks.confirm()
-        await turns()
-        assert h.tasks.sent.empty()  # the route's own task is not published
-    assert scripts.RELEASE in h.redis.scripts
-    return [503, 503]
-
-
-async def further_task_never_confirmed(h: Harness) -> list[int]:
+async def further_task_never_confirmed(h: Harness) -> None:
     # A tenth of a second is left, as the loop's clock cannot be set forward.
     h.post("/also-once", late=9.9)
     await turns()
@@ -602,34 +348,9 @@ async def further_task_never_confirmed(h: Harness) -> list[int]:
     await asyncio.sleep(0.2)
     h.tasks.confirm()
     h.tasks.confirm()
-    return [503]
 
 
-async def broken(h: Harness) -> list[int]:
-    for path in ("/", "/once", "/also"):
-        h.tasks.error = RuntimeError("a fault of the gateway")
-        h.post(path)
-        await turns()
-    return [500, 500, 500]
-
-
-async def broken_at_its_answer(h: Harness) -> list[int]:
-    h.post()
-    h.tasks.confirm().settle(Outcome("ODD", object()))
-    await turns()
-    return [502]
-
-
-async def broken_while_it_is_refused(h: Harness) -> list[int]:
-    for path in ("/", "/once"):
-        h.faulty = True
-        h.tasks.error = Unroutable("There is no queue.")
-        h.post(path)
-        await turns()
-    return [500, 500]
-
-
-async def refused_before_it_is_counted(h: Harness) -> list[int]:
+async def refused_before_it_is_counted(h: Harness) -> None:
     h.post("/none")
     h.post("/limited")
     h.post("/limited")
@@ -639,17 +360,15 @@ async def refused_before_it_is_counted(h: Harness) -> list[int]:
     h.relay.limits.bytes -= h.relay.limits.most_bytes
     await turns()
     h.tasks.confirm().settle(Outcome(SUCCESS, "done"))
-    return [404, 429, 408, 503, 200]
 
 
-async def handshake(h: Harness) -> list[int]:
+async def handshake(h: Harness) -> None:
     query = "hub.mode=subscribe&hub.challenge=1&hub.verify_token=t"
     h.post(f"/limited?{query}", method="GET")
     h.post("/limited", method="PUT")
-    return [200, 405]
 
 
-async def looked_up(h: Harness) -> list[int]:
+async def looked_up(h: Harness) -> None:
     h.post("/accept")
     await turns()
     h.tasks.confirm()
@@ -669,46 +388,95 @@ async def looked_up(h: Harness) -> list[int]:
     h.expire()
     h.post(path, method="GET").cancel()
     await turns()
-    return [202, 202, 200, 503, 503]
 
 
-#: What is written to the claim, in order, and whether the result is listened for.
-TAKE, CONFIRM, RELEASE = scripts.TAKE, scripts.CONFIRM, scripts.RELEASE
-WRITTEN = {
-    answered_once: ([TAKE, CONFIRM, scripts.FINISH], False),
-    failed_once: ([TAKE, CONFIRM, scripts.FAIL], False),
-    answered_once_with_what_is_no_answer: ([TAKE, CONFIRM, CONFIRM], False),
-    too_late_once: ([TAKE, CONFIRM], True),
-    too_late_for_its_confirm_once: ([TAKE, RELEASE], True),
-    refused_once: ([TAKE, RELEASE], False),
-    broker_gone_once: ([TAKE, RELEASE], True),
-    gone_once: ([TAKE, CONFIRM], True),
-    gone_and_confirmed: ([TAKE, CONFIRM], True),
-    gone_and_never_confirmed: ([TAKE, RELEASE], True),
-    gone_before_its_claim: ([TAKE, CONFIRM], True),
-    gone_while_redis_is_silent: ([TAKE, RELEASE], False),
-    redis_silent: ([TAKE, RELEASE], False),
-    without_a_claim: ([TAKE, RELEASE], False),
-    taken_over: ([TAKE, CONFIRM], True),
-    taken_over_too_late: ([TAKE, RELEASE], False),
-    failed_before_it_was_joined: ([TAKE, scripts.FAIL, TAKE, CONFIRM, scripts.FINISH], False),
-}
+class End(NamedTuple):
+    """The steps of `Harness.do`, or a function, and what comes of it."""
 
-ENDS = (
-    answered, answered_once, failed_once, answered_once_with_what_is_no_answer, too_late_once,
-    too_late_for_its_confirm_once, refused_once, broker_gone_once, gone_once, taken_over_too_late,
-    failed_before_it_was_joined, answered_before_its_confirm, failed, accepted,
-    answered_with_what_is_no_answer, accepted_while_the_journal_is_away,
-    gone_while_the_journal_is_away, too_late_for_its_confirm, too_late_for_its_result, gone,
-    gone_and_confirmed, gone_and_never_confirmed, gone_and_not_taken, gone_before_its_claim,
-    gone_before_another_try_s_claim, gone_and_no_claim, gone_while_redis_is_silent,
-    gone_before_its_further_tasks, without_a_claim, redis_silent, of_another_body,
-    refused_by_the_broker, broker_gone, result_lost, result_lost_and_found, joined, joined_in_vain,
-    joined_and_gone, repeated, taken_over, further_task_refused,
-    further_task_refused_while_redis_fails, further_tasks_taken_by_another_try,
-    further_tasks_confirmed_too_late, further_task_never_confirmed, broken, broken_at_its_answer,
-    broken_while_it_is_refused, refused_before_it_is_counted, handshake, looked_up,
-)  # fmt: skip
+    does: Any
+    statuses: tuple[int, ...] = ()  # which a function may return
+    #: What is written to the claim, in order, and whether the result is listened for.
+    written: tuple[list[str], bool] | None = None
+
+
+TAKE, CONFIRM, RELEASE, FAIL = scripts.TAKE, scripts.CONFIRM, scripts.RELEASE, scripts.FAIL
+FINISH = scripts.FINISH
+CONFIRMED, RELEASED = ([TAKE, CONFIRM], True), ([TAKE, RELEASE], True)
+FREE = ([TAKE, RELEASE], False)
+
+ENDS = {
+    "answered": End("/ confirm done", (200,)),
+    "answered once": End(answered_once, (200,), ([TAKE, CONFIRM, FINISH], False)),
+    "failed once": End("/once . confirm failed", (502,), ([TAKE, CONFIRM, FAIL], False)),
+    "no answer once": End("/once . confirm odd", (502,), ([TAKE, CONFIRM, CONFIRM], False)),
+    "too late once": End("/once . confirm expire .", (504,), CONFIRMED),
+    "too late for its confirm once": End("/once . expire", (503,), RELEASED),
+    "refused once": End("refuse /once .", (503,), FREE),
+    "broker gone once": End("/once . take unavailable", (503,), RELEASED),
+    "gone once": End("/once . confirm cancel", (), CONFIRMED),
+    # It is asked for the result, which may be there.
+    "taken over too late": End("state=lapsed unanswered=READ /once . expire .", (503,), FREE),
+    "failed before it was joined": End(
+        "state=C result=FAILURE /once . confirm done", (200,),
+        ([TAKE, FAIL, TAKE, CONFIRM, FINISH], False),
+    ),
+    "answered before its confirm": End("/ take done", (200,)),
+    "failed": End(
+        "/accept /fallback / confirm confirm failed confirm failed later", (202, 502, 502)
+    ),
+    "accepted": End("/accept confirm .", (202,)),
+    "no answer": End("/ confirm odd", (502,)),
+    "accepted while the journal is away": End(accepted_while_the_journal_is_away, (202,)),
+    "gone while the journal is away": End(gone_while_the_journal_is_away),
+    "too late for its confirm": End("/ /once . expire", (503, 503)),
+    "too late for its result": End(
+        "/ /fallback /once . confirm confirm confirm expire .", (504, 200, 504)
+    ),
+    "gone": End("/ cancel / cancel take confirm / confirm cancel"),
+    "gone and confirmed": End("/once . cancel held confirm", (), CONFIRMED),
+    "gone and never confirmed": End("/once . cancel expire", (), RELEASED),
+    "gone and not taken": End("/once . cancel take unavailable"),
+    "gone before its claim": End("silent /once cancel held redis . confirm", (), CONFIRMED),
+    "gone before another try's claim": End("silent state=P /once cancel held redis ."),
+    "gone and no claim": End("silent /once cancel fails redis ."),
+    "gone while redis is silent": End("silent /once cancel . expire .", (), FREE),
+    "gone before its further tasks": End(
+        "/also . cancel held confirm confirm . confirm"
+        " /also-once . cancel held confirm confirm . confirm"
+    ),
+    "without a claim": End("fails /once .", (503,), FREE),
+    "redis silent": End("silent /once . expire freed .", (503,), FREE),
+    "of another body": End("state=conflict /once .", (409,)),
+    "refused by the broker": End("refuse / . refuse /once .", (503, 503)),
+    "broker gone": End(
+        "/ . take unavailable /once . take unavailable /accept . take unavailable", (503,) * 3
+    ),
+    "result lost": End("/ confirm lost", (504,)),
+    "result lost and found": End("/once . result=SUCCESS confirm lost .", (200,)),
+    "joined": End("state=P result=SUCCESS /once .", (200,)),
+    "joined in vain": End("state=P /once . expire .", (503,)),
+    "joined and gone": End("state=P /once . cancel ."),
+    "repeated": End("state=D result=SUCCESS /once .", (200,)),
+    "taken over": End("state=lapsed /once . confirm . expire .", (504,), CONFIRMED),
+    "further task refused": End(
+        "/also . confirm take unroutable . /also-once . confirm take unroutable .", (503, 503)
+    ),
+    "further task refused while redis fails": End(further_task_refused_while_redis_fails, (503,)),
+    "further tasks taken by another try": End(further_tasks_taken_by_another_try, (200, 200)),
+    "further tasks confirmed too late": End(
+        "/also . expire confirm confirm . unpublished"
+        " /also-once . expire confirm confirm . unpublished", (503, 503), FREE,
+    ),
+    "further task never confirmed": End(further_task_never_confirmed, (503,)),
+    "broken": End("fault / . fault /once . fault /also .", (500,) * 3),
+    "broken at its answer": End("/ confirm unknown .", (502,)),
+    "broken while it is refused": End(
+        "answers_faultily refuse / . answers_faultily refuse /once .", (500, 500)
+    ),
+    "refused before it is counted": End(refused_before_it_is_counted, (404, 429, 408, 503, 200)),
+    "handshake": End(handshake, (200, 405)),
+    "looked up": End(looked_up, (202, 202, 200, 503, 503)),
+}  # fmt: skip
 
 
 def _raised(error: RequestError) -> RequestError:
@@ -724,28 +492,24 @@ def kept() -> list[object]:
 
 
 @pytest.mark.parametrize("journal", [0, 100], ids=["", "journal"])
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+async def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
     redis, metrics = Redis(), Metrics(routes=[route["path"] for route in ROUTES])
     monkeypatch.setattr(Pipeline, "run", redis.run)
     monkeypatch.setattr(writing, "LATEST", 0.02)
     # A log record that pytest keeps has an error, and since Python 3.13 all frames that it came by.
     monkeypatch.setattr("logging.Logger.handle", lambda *_: None)
-
-    async def run() -> None:
-        h = Harness(metrics, redis, journal)
-        expected = await end(h)
-        await turns()
-        assert sorted(h.answers) == sorted(expected)
-        assert h.counted() == (0,) * len(h.counted())
-        assert h.written() == WRITTEN.get(end, h.written())
-        redis.answer()  # what is written has a limit of its own
-        await asyncio.sleep(writing.GATHER * 2 if journal else 0)
-        redis.answer()
-        await turns()
-        while not h.tasks.sent.empty():
-            h.tasks.sent.get_nowait()
-        assert not kept()
-
-    asyncio.run(run())
+    h = Harness(metrics, redis, journal)
+    told = await (h.do(end.does) if isinstance(end.does, str) else end.does(h))
+    await turns()
+    assert sorted(h.answers) == sorted(end.statuses if told is None else told)
+    assert h.counted() == (0,) * len(h.counted())
+    assert end.written in (None, h.written())
+    redis.answer()  # what is written has a limit of its own
+    await asyncio.sleep(writing.GATHER * 2 if journal else 0)
+    redis.answer()
+    await turns()
+    while not h.tasks.sent.empty():
+        h.tasks.sent.get_nowait()
+    assert not kept()
     metrics.close()

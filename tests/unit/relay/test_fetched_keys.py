@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -68,98 +69,86 @@ def sender(monkeypatch) -> Sender:
     return Sender(monkeypatch)
 
 
+def unknown(keys: FetchedKeys, wanted: KeyRequest, **options: bool) -> KeyNotKnown:
+    """See that a key is not known yet."""
+    with pytest.raises(KeyNotKnown) as refused:
+        keys.get(wanted, **options)
+    return refused.value
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def run(sender: Sender, steps: Callable[[FetchedKeys], Any], *needed: KeyRequest) -> None:
-    async def all_steps() -> None:
-        keys = FetchedKeys(needed, sender)
-        await keys.start()
-        await settle()
-        try:
-            await steps(keys)
-        finally:
-            await keys.stop()
-
-    asyncio.run(all_steps())
+@asynccontextmanager
+async def fetching(sender: Sender, *needed: KeyRequest) -> AsyncIterator[FetchedKeys]:
+    keys = FetchedKeys(needed, sender)
+    await keys.start()
+    await settle()
+    try:
+        yield keys
+    finally:
+        await keys.stop()
 
 
-def test_what_every_delivery_needs_is_there_before_the_first(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_what_every_delivery_needs_is_there_before_the_first(sender):
+    async with fetching(sender, wanted()) as keys:
         assert keys.get(wanted()) == 1
 
-    run(sender, steps, wanted())
 
-
-def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
+    async with fetching(sender) as keys:
         sender.held = asyncio.Event()
         for _ in range(50):
-            with pytest.raises(KeyNotKnown) as refused:
-                keys.get(wanted())
+            refused = unknown(keys, wanted())
             await asyncio.sleep(0)
-        assert refused.value.status == 503 and refused.value.retry_after
+        assert refused.status == 503 and refused.retry_after
         sender.held.set()
         await settle()
         assert [keys.get(wanted()) for _ in range(50)] == [1] * 50
         assert sender.asked == {"a": 1}
 
-    run(sender, steps)
-
 
 @pytest.mark.parametrize("error", [NotSent("away"), NotKnown("no answer"), 302, 500])
-def test_a_failure_is_remembered_for_a_while(sender, error):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_failure_is_remembered_for_a_while(sender, error):
+    async with fetching(sender) as keys:
         sender.answers["a"] = error
         for _ in range(5):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted())
+            unknown(keys, wanted())
             await settle()
         assert sender.asked == {"a": 1}
         sender.answers["a"], sender.now = b"2", sender.now + PAUSE
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted())
+        unknown(keys, wanted())
         await settle()
         assert keys.get(wanted()) == 2
 
-    run(sender, steps)
-
 
 @pytest.mark.parametrize("read", [number, lambda _: [][0], partial(json.loads, 9_000 * "[")])
-def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_what_cannot_be_read_is_no_key_and_the_next_one_is_fetched(sender, read):
+    async with fetching(sender) as keys:
         sender.answers |= {"a": b"<html>", "b": b"2"}
         for _ in range(2):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted(read=read))
+            unknown(keys, wanted(read=read))
             await settle()
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted("b"))
+        unknown(keys, wanted("b"))
         await settle()
         assert keys.get(wanted("b")) == 2
 
-    run(sender, steps)
 
-
-def test_a_key_that_the_sender_does_not_have_is_unverified(sender):
-    async def steps(keys: FetchedKeys) -> None:
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted("forged"))
+async def test_a_key_that_the_sender_does_not_have_is_unverified(sender):
+    async with fetching(sender) as keys:
+        unknown(keys, wanted("forged"))
         await settle()
         with pytest.raises(Unverified):
             keys.get(wanted("forged"))
 
-    run(sender, steps)
 
-
-def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
+    async with fetching(sender, wanted()) as keys:
         for hour in range(3):
             for i in range(2_000):
-                with pytest.raises(KeyNotKnown):
-                    keys.get(wanted(f"forged-{hour}-{i}", asker=f"192.0.2.{i % 250}"))
+                unknown(keys, wanted(f"forged-{hour}-{i}", asker=f"192.0.2.{i % 250}"))
                 if i % 7 == 0:
                     await settle()
             fetches = sender.asked.total() - sender.asked["a"]
@@ -171,34 +160,27 @@ def test_forged_names_are_fetched_at_a_low_rate_and_cost_no_known_key(sender):
             await settle()
         assert sender.asked["a"] == 4
 
-    run(sender, steps, wanted())
 
-
-def test_who_forges_names_takes_no_fetch_from_others(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_who_forges_names_takes_no_fetch_from_others(sender):
+    async with fetching(sender) as keys:
         sender.answers["b"] = b"2"
         for i in range(1_000):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted(f"forged-{i}", asker=f"2001:db8::{i:x}"))
+            unknown(keys, wanted(f"forged-{i}", asker=f"2001:db8::{i:x}"))
             await settle()
         assert sender.asked.total() == SHARE
         for asker in ("2001:db8:0:1::1", "192.0.2.1"):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted("b", asker=asker))
+            unknown(keys, wanted("b", asker=asker))
         await settle()
         assert keys.get(wanted("b")) == 2
         sender.now += SHARE_REFILL
         for name in ("one", "another"):
-            with pytest.raises(KeyNotKnown):
-                keys.get(wanted(name, asker="2001:db8::1"))
+            unknown(keys, wanted(name, asker="2001:db8::1"))
         await settle()
         assert (sender.asked["one"], sender.asked["another"]) == (1, 0)
 
-    run(sender, steps)
 
-
-def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
+    async with fetching(sender, wanted()) as keys:
         sender.answers["a"], sender.now = b"2", sender.now + FRESH + 1
         assert keys.get(wanted()) == 1
         await settle()
@@ -208,54 +190,43 @@ def test_a_known_key_is_fetched_again_and_believed_for_a_day(sender):
         assert keys.get(wanted()) == 2
         await settle()
         sender.now += 2
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted())
-
-    run(sender, steps, wanted())
+        unknown(keys, wanted())
 
 
-def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_set_without_the_id_is_fetched_again_but_not_at_once(sender):
+    async with fetching(sender, wanted()) as keys:
         sender.answers["a"] = b"2"
         for _ in range(20):
             assert keys.get(wanted(), newer=True) == 1
             await settle()
         sender.now += PAUSE + 1
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted(), newer=True)
+        unknown(keys, wanted(), newer=True)
         await settle()
         assert keys.get(wanted(), newer=True) == 2
         assert sender.asked == {"a": 2}
 
-    run(sender, steps, wanted())
 
-
-def test_a_fetch_ends_in_time(sender, monkeypatch):
-    async def steps(keys: FetchedKeys) -> None:
+async def test_a_fetch_ends_in_time(sender, monkeypatch):
+    async with fetching(sender) as keys:
         monkeypatch.setattr(fetched_keys, "TIMEOUT", 0.01)
         sender.held = asyncio.Event()
-        with pytest.raises(KeyNotKnown):
-            keys.get(wanted())
+        unknown(keys, wanted())
         about = keys._known[wanted().url]
         async with asyncio.timeout(5):
             while about.asked:
                 await asyncio.sleep(0.01)
         assert about.value is None
 
-    run(sender, steps)
 
-
-def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender):
+async def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender):
     request = KeyRequest(
         "https://keys.example/a", {"Authorization": "Bearer {token}"}, number,
         ("https://keys.example/login", "grant_type=client_credentials"), "id:secret",
     )  # fmt: skip
-
-    async def steps(keys: FetchedKeys) -> None:
+    async with fetching(sender) as keys:
         sender.answers |= {"login": b"T1", "b": b"2"}
         for name in ("a", "b"):
-            with pytest.raises(KeyNotKnown):
-                keys.get(request._replace(url=f"https://keys.example/{name}"))
+            unknown(keys, request._replace(url=f"https://keys.example/{name}"))
             await settle()
         sender.now += TOKEN + FRESH
         keys.get(request)
@@ -265,21 +236,15 @@ def test_an_access_token_is_fetched_with_the_secret_and_used_for_a_while(sender)
         assert login["Authorization"] == "Basic aWQ6c2VjcmV0"
         assert sender.headers == [login, bearer, bearer, login, bearer]
 
-    run(sender, steps)
-
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"access_token":1}', b"x"])
-def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
+async def test_an_answer_without_an_access_token_is_a_failure(sender, answer):
     request = KeyRequest(
         "https://keys.example/a", {}, number, ("https://keys.example/x", ""), "a:b"
     )
-
-    async def steps(keys: FetchedKeys) -> None:
+    async with fetching(sender) as keys:
         sender.answers["x"] = answer
         for _ in range(2):
-            with pytest.raises(KeyNotKnown):
-                keys.get(request)
+            unknown(keys, request)
             await settle()
         assert sender.asked == {"x": 1}
-
-    run(sender, steps)

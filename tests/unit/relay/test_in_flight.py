@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from time import monotonic
 
 import pytest
 
 from gateway.answer import Answer
-from gateway.celery_message import TaskIds
 from gateway.claims.claim import CONFIRMED, Claim
 from gateway.config.route import Route
-from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import TaskFailed
-from gateway.metrics import Metrics
 from gateway.outcome import FAILURE, Outcome
 from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.in_flight import ResultLookup
-from gateway.relay.relay import Relay
 from gateway.sources.base import Verified
 from gateway.tracing.trace import CONFIRM, PUBLISH, Trace
-from tests.support.in_memory import InMemory, echo
 
 DEADLINE = 5.0
 
 
-class Harness:
-    """A relay whose tasks end at once, and the answers that it has given."""
-
-    def __init__(self, metrics: Metrics):
-        self.strategy = InMemory(echo)
-        routes = [{"path": "/", "deadline": DEADLINE, "prefer": True}]
-        self.relay = Relay(Config(routes=routes), self.strategy, metrics, TaskIds())
-        self.given: list[Answer] = []
-
-    def request(self, ago: float = 0.0) -> Request:
-        """Return a request whose header came `ago` seconds before its body."""
-        return Request("POST", "/", "", {}, b"hello", "127.0.0.1", monotonic() - ago, 0.0)
-
-    def delivery(self, applied: str = "") -> ClaimedDelivery:
-        """Return one that waits for its claim."""
-        in_flight = ClaimedDelivery(self.relay.context, self.request(), self.given.append)
-        route = Route(path="/", tries=3, retry_after=5, deadline=DEADLINE, idempotency="header:Key")
-        delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
-        in_flight.make_messages(route, delivery, Verified(b"hello"))
-        in_flight.applied = applied
-        return in_flight
-
-
 @pytest.fixture
-def harness() -> Iterator[Harness]:
-    metrics = Metrics(routes=["/"])
-    yield Harness(metrics)
-    metrics.close()
+def harness(relaying):
+    return relaying(routes=[{"path": "/", "deadline": DEADLINE, "prefer": True}])
+
+
+def request(ago: float = 0.0) -> Request:
+    """Return a request whose header came `ago` seconds before its body."""
+    return Request("POST", "/", "", {}, b"hello", "127.0.0.1", monotonic() - ago, 0.0)
+
+
+def waiting(harness, applied: str = "") -> ClaimedDelivery:
+    """Return a delivery that waits for its claim."""
+    in_flight = ClaimedDelivery(harness.relay.context, request(), harness.given.append)
+    route = Route(path="/", tries=3, retry_after=5, deadline=DEADLINE, idempotency="header:Key")
+    delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
+    in_flight.make_messages(route, delivery, Verified(b"hello"))
+    in_flight.applied = applied
+    return in_flight
 
 
 def test_the_log_has_the_text_of_a_tasks_error_and_the_sender_its_type(harness, caplog):
     said = "take_order() missing 1 required positional argument: 'shop'"
-    delivery = harness.delivery()
+    delivery = waiting(harness)
     delivery.outcome = Outcome(FAILURE, error="TypeError", detail=said)
     delivery.refuse(TaskFailed("The task failed: TypeError."))
     assert "take_order() missing 1 required" in caplog.text
@@ -69,47 +52,41 @@ def test_the_log_has_the_text_of_a_tasks_error_and_the_sender_its_type(harness, 
 
 @pytest.mark.parametrize("ago", [0.0, DEADLINE - 1])
 def test_a_body_in_time_is_published(harness, ago):
-    harness.relay.relay(harness.request(ago), harness.given.append)
+    harness.send(request(ago))
     assert [(answer.status, answer.body) for answer in harness.given] == [(200, b"hello")]
 
 
 def test_a_body_after_the_deadline_is_not_published(harness):
-    harness.relay.relay(harness.request(ago=DEADLINE), harness.given.append)
-    (answer,) = harness.given
+    answer = harness.send(request(ago=DEADLINE))
     assert answer.status == 408 and b"The body came after the deadline." in answer.body
     assert harness.strategy.sent.empty()
 
 
 @pytest.mark.parametrize(("applied", "held"), [("", True), ("wait=5", False)])
-def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(harness, applied, held):
+async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
+    harness, applied, held
+):
     claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
-
-    async def join() -> float:
-        delivery = harness.delivery(applied)
-        delivery.enter(0)
-        delivery.join(claim, again=False)
-        delivery.give(Answer(200, "", b""))
-        return delivery.deadline - delivery.request.arrived
-
-    assert asyncio.run(join()) == pytest.approx(DEADLINE + 10 * held)
+    delivery = waiting(harness, applied)
+    delivery.enter(0)
+    delivery.join(claim, again=False)
+    delivery.give(Answer(200, "", b""))
+    assert delivery.deadline - delivery.request.arrived == pytest.approx(DEADLINE + 10 * held)
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [(1, 1), (4, 4), (5, 5), (6, 5), (99_999, 5)])
-def test_no_sender_waits_longer_than_the_route_allows(harness, wait, seconds):
-    async def wait_for_it() -> float:
-        harness.strategy.task = None
-        request = harness.request()
-        request.headers["prefer"] = f"wait={wait}"
-        in_flight = harness.relay.relay(request, harness.given.append)
-        assert harness.strategy.sent.get_nowait().deadline == in_flight.deadline
-        in_flight.cancel()
-        return in_flight.deadline - request.arrived
-
-    assert asyncio.run(wait_for_it()) == pytest.approx(seconds)
+async def test_no_sender_waits_longer_than_the_route_allows(harness, wait, seconds):
+    harness.strategy.task = None
+    asked = request()
+    asked.headers["prefer"] = f"wait={wait}"
+    in_flight = harness.relay.relay(asked, harness.given.append)
+    assert harness.strategy.sent.get_nowait().deadline == in_flight.deadline
+    in_flight.cancel()
+    assert in_flight.deadline - asked.arrived == pytest.approx(seconds)
 
 
 def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harness):
-    delivery = harness.delivery()
+    delivery = waiting(harness)
     harness.strategy.publish = harness.strategy.send  # which is in memory
     delivery.trace = Trace("1" * 32, "2" * 16, "", sampled=True)
     delivery.publish(delivery.message)
@@ -117,8 +94,8 @@ def test_the_message_of_a_lapsed_claim_is_published_in_steps_of_its_trace(harnes
 
 
 def test_who_waits_for_a_store_in_vain_is_told_which(harness):
-    harness.delivery().expire()
-    ResultLookup(harness.relay.context, harness.request(), harness.given.append).expire()
+    waiting(harness).expire()
+    ResultLookup(harness.relay.context, request(), harness.given.append).expire()
 
     claims, results = harness.given
     assert b"state-unavailable" in claims.body

@@ -13,8 +13,9 @@ from twilio.request_validator import RequestValidator
 from gateway.answer import TEXT, Answer
 from gateway.config.settings import Config
 from gateway.delivery import Request
-from gateway.errors import MethodNotAllowed, Unverified
+from gateway.errors import MethodNotAllowed
 from gateway.relay.routes import Endpoint, Routes
+from tests.unit.sources.sending import unverified
 
 TOPIC = "https://example.com/feed"
 OWN = {"signature": "header:x-signature", "secrets": "s", "identity": "digest"}
@@ -41,14 +42,17 @@ def signed(text: str) -> str:
 def allowed(found: Endpoint, method: str) -> str:
     with pytest.raises(MethodNotAllowed) as refused:
         found.verify(request(method))
+    assert len(refused.value.detail) < 60
     return refused.value.headers["Allow"]
 
 
 def test_a_post_is_all_that_is_taken_unless_somebody_says_otherwise():
     for source in (None, OWN):
         found = endpoint(source, {})
-        for method in ("GET", "PUT", "HEAD", "OPTIONS", "DELETE", "get"):
+        for method in ("GET", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "get", "X" * 1_000):
             assert allowed(found, method) == "POST"
+    chat = endpoint({"scheme": "meta", "secrets": "s", "verify_token": "t"}, {})
+    assert allowed(chat, "PUT") == "GET, POST"
 
 
 def test_a_route_says_which_methods_it_takes():
@@ -73,11 +77,9 @@ def test_of_a_get_the_query_is_signed_and_tells_deliveries_apart():
     assert (one.body, two.body) == (b"text=a&from=1", b"text=b&from=1")
     assert one.identity != two.identity
     for query, signature in (("text=b&from=1", signed("text=a&from=1")), ("text=a", signed(""))):
-        with pytest.raises(Unverified):
-            found.verify(request("GET", query, b"", x_signature=signature))
+        unverified(found, request("GET", query, b"", x_signature=signature))
     # A body that a GET has all the same is nobody's.
-    with pytest.raises(Unverified):
-        found.verify(request("GET", "text=b", b"signed", x_signature=signed("signed")))
+    unverified(found, request("GET", "text=b", b"signed", x_signature=signed("signed")))
 
 
 def test_fields_of_a_gets_query_are_read_as_a_forms():
@@ -94,8 +96,7 @@ def test_twilio_signs_the_url_of_a_get():
     signature = validator.compute_signature(f"https://hooks.example.com/in?{query}", {})
     taken = found.verify(request("GET", query, x_twilio_signature=signature))
     assert (taken.body, taken.event) == (query.encode(), "ringing")
-    with pytest.raises(Unverified):
-        found.verify(request("GET", query + "0", x_twilio_signature=signature))
+    unverified(found, request("GET", query + "0", x_twilio_signature=signature))
 
 
 def test_websubs_hub_is_answered_for_the_topic_that_is_wanted():
@@ -103,8 +104,7 @@ def test_websubs_hub_is_answered_for_the_topic_that_is_wanted():
     asked = f"hub.mode=subscribe&hub.topic={TOPIC}&hub.challenge=c1&hub.lease_seconds=9"
     assert found.verify(request("GET", asked)).challenge == Answer(200, TEXT, b"c1")
     for other in (asked.replace("feed", "food"), "hub.mode=subscribe", ""):
-        with pytest.raises(Unverified):
-            found.verify(request("GET", other))
+        unverified(found, request("GET", other))
     untold = endpoint({"scheme": "websub", "secrets": "s"}, {})
     with pytest.raises(MethodNotAllowed):
         untold.verify(request("GET", asked))
@@ -120,8 +120,7 @@ def test_cloudevents_are_allowed_to_the_origin_that_is_known():
         "allow": "POST", "webhook-allowed-origin": origin, "webhook-allowed-rate": "*",
     }  # fmt: skip
     for headers in ({}, {"webhook_request_origin": "evil.example"}):
-        with pytest.raises(Unverified):
-            found.verify(request("OPTIONS", **headers))
+        unverified(found, request("OPTIONS", **headers))
     assert allowed(found, "GET") == "OPTIONS, POST"
 
 
@@ -149,7 +148,6 @@ def test_a_body_is_signed_as_it_was_sent_or_as_what_it_contains():
         good.raw_body = sent
         assert found.verify(good).body == content
         good.raw_body, good.body = (sent + b"x", content) if kind == "raw_body" else (sent, b"x")
-        with pytest.raises(Unverified):
-            found.verify(good)
+        unverified(found, good)
     plain = Request("POST", "/in", "", {"x-signature": signed("{}")}, b"{}", "", 0.0, 0.0)
     assert endpoint({**OWN, "signed": "{raw_body}"}, {}).verify(plain).body == b"{}"

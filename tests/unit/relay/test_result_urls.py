@@ -21,6 +21,9 @@ GONE = ("/gone", "text/plain")
 #: The last has the path of another one.
 ROUTES = [PLAIN, XML, ("/xml", "text/plain")]
 TOKENS = Tokens(b"a key of sixteen bytes", "gateway:/::", ROUTES)
+CONFIG = Config(
+    routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=300
+)
 DELIVERY, TASK = str(uuid4()), str(uuid4())
 
 
@@ -112,68 +115,59 @@ def test_without_a_key_there_is_no_location():
 
 
 def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypatch):
-    config = Config(
-        routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x", result_expires=100
-    )
     monkeypatch.setattr("gateway.relay.result_urls.time", lambda: 1_000)
     monkeypatch.setattr("gateway.relay.result_urls.monotonic", lambda: 10.0)
-    results = ResultURLs(config, Store())
+    results = ResultURLs(CONFIG, Store())
 
-    first = results.location(DELIVERY, TASK, config.routes[0])
-    second = results.location(DELIVERY, TASK, config.routes[0], age=40)
+    first = results.location(DELIVERY, TASK, CONFIG.routes[0])
+    second = results.location(DELIVERY, TASK, CONFIG.routes[0], age=40)
 
     assert first.startswith("https://x/results/")
-    assert results.ticket(first.removeprefix("https://x")).expires == 1_100
-    assert results.ticket(second.removeprefix("https://x")).expires == 1_060
+    assert results.ticket(first.removeprefix("https://x")).expires == 1_300
+    assert results.ticket(second.removeprefix("https://x")).expires == 1_260
 
 
-def test_an_expired_ticket_is_gone():
-    config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
+async def test_an_expired_ticket_is_gone():
     ticket = Ticket(DELIVERY, TASK, 1_000, "text/plain")
     with pytest.raises(ResultExpired):
-        asyncio.run(ResultURLs(config, Store(1_000)).fetch(ticket))
+        await ResultURLs(CONFIG, Store(1_000)).fetch(ticket)
 
 
 @pytest.mark.parametrize("clocks", [(1_000, 10_000), (10_000, 1_000)])
-def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(monkeypatch, clocks):
-    settings = {"secret_key": "k" * 16, "public_url": "https://x", "result_expires": 300}
-    config = Config(routes=[Route(path="/")], **settings)
+async def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(
+    monkeypatch, clocks
+):
     clock = iter(clocks)
     store = Store(5_000)
 
     async def on_a_machine() -> ResultURLs:
         now = next(clock)
         monkeypatch.setattr("gateway.relay.result_urls.time", lambda: now)
-        made = ResultURLs(config, store)
+        made = ResultURLs(CONFIG, store)
         store.on_connected.pop()()
         await asyncio.sleep(0.01)
         return made
 
-    async def both() -> None:
-        location = (await on_a_machine()).location(DELIVERY, TASK, config.routes[0])
-        other = await on_a_machine()
-        ticket = other.ticket(location.removeprefix("https://x"))
-        assert (await other.fetch(ticket)).status == 202
-        store.now += 301
-        with pytest.raises(ResultExpired):
-            await other.fetch(ticket)
-
-    asyncio.run(both())
+    location = (await on_a_machine()).location(DELIVERY, TASK, CONFIG.routes[0])
+    other = await on_a_machine()
+    ticket = other.ticket(location.removeprefix("https://x"))
+    assert (await other.fetch(ticket)).status == 202
+    store.now += 301
+    with pytest.raises(ResultExpired):
+        await other.fetch(ticket)
 
 
 def test_neither_a_clock_that_is_set_nor_a_machine_that_sleeps_changes_the_time(monkeypatch):
-    settings = {"secret_key": "k" * 16, "public_url": "https://x", "result_expires": 300}
-    config = Config(routes=[Route(path="/")], **settings)
     clocks = {"time": 1_000.0, "monotonic": 10.0}
     for name in clocks:
         monkeypatch.setattr(f"gateway.relay.result_urls.{name}", lambda name=name: clocks[name])
 
     async def ends() -> None:
         store = Store(5_000)
-        results = ResultURLs(config, store)
+        results = ResultURLs(CONFIG, store)
 
         def end() -> float:
-            location = results.location(DELIVERY, TASK, config.routes[0])
+            location = results.location(DELIVERY, TASK, CONFIG.routes[0])
             return results.ticket(location.removeprefix("https://x")).expires
 
         store.on_connected.pop()()
@@ -190,7 +184,6 @@ def test_neither_a_clock_that_is_set_nor_a_machine_that_sleeps_changes_the_time(
     asyncio.run(ends())
 
 
-def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
-    config = Config(routes=[Route(path="/")], secret_key="k" * 16, public_url="https://x")
+async def test_where_redis_does_not_tell_the_time_it_is_the_machine_s():
     ticket = Ticket(DELIVERY, TASK, time.time() + 100, "text/plain")
-    assert asyncio.run(ResultURLs(config, Store(None)).fetch(ticket)).status == 202
+    assert (await ResultURLs(CONFIG, Store(None)).fetch(ticket)).status == 202

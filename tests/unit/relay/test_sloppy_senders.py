@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
 import pytest
 from kombu.utils.json import loads
 
-from gateway.answer import Answer
-from gateway.celery_message import Message, TaskIds
-from gateway.config.settings import Config
-from gateway.metrics import Metrics
+from gateway.celery_message import Message
 from gateway.outcome import SUCCESS, Outcome
-from gateway.relay.relay import Relay
 from gateway.relay.routes import MAX_EVENT
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed
-from tests.support.in_memory import InMemory
 from tests.unit.sources.examples import DEEP, EXAMPLES, PUBLIC_URL
 from tests.unit.sources.sending import received, sender
 
@@ -78,63 +72,47 @@ BODIES["x"] = {
 }
 
 
-class Sender:
-    """Sends to a relay with a route for each scheme, and remembers the messages."""
+@pytest.fixture(scope="module")
+def send(relaying):
+    """Send to a relay with a route for each scheme, and return the message."""
+    sources, routes = {}, []
+    for scheme in DEEP:
+        example = EXAMPLES[scheme]
+        options = {**example.options, **(example.receiver or {}), **CHANGES[scheme]}
+        sources[scheme] = {"scheme": scheme, **options}
+        routes.append({"path": f"/{scheme}", "source": scheme, "idempotency": "none"})
+    made = relaying(sources=sources, routes=routes, public_url=PUBLIC_URL)
+    made.strategy.task = lambda _: Outcome(SUCCESS, "success")
 
-    def __init__(self) -> None:
-        sources, routes = {}, []
-        for scheme in DEEP:
-            example = EXAMPLES[scheme]
-            options = {**example.options, **(example.receiver or {}), **CHANGES[scheme]}
-            sources[scheme] = {"scheme": scheme, **options}
-            routes.append({"path": f"/{scheme}", "source": scheme, "idempotency": "none"})
-        self.metrics = Metrics(routes=[route["path"] for route in routes])
-        self.messages: list[Message] = []
-        config = Config(sources=sources, routes=routes, public_url=PUBLIC_URL)
-        self._relay = Relay(config, InMemory(self._run), self.metrics, TaskIds())
-
-    def _run(self, message: Message) -> Outcome:
-        self.messages.append(message)
-        return Outcome(SUCCESS, "success")
-
-    def send(self, scheme: str, body: bytes, query: str = "") -> Answer:
+    def send(scheme: str, body: bytes, query: str = "") -> Message:
         url = f"{PUBLIC_URL}/{scheme}" + (f"?{query}" if query else "")
         signed = sender(scheme, **CHANGES[scheme]).sign(Draft(body, url, time.time()))
         request = received(Signed(signed.body, signed.headers, signed.query), url)
         request.arrived, request.received_at = monotonic(), time.time()
-        given: list[Answer] = []
-        self._relay.relay(request, given.append)
-        return given[0]
+        answer = made.send(request)
+        assert answer.status == 200, answer.body
+        return made.strategy.sent.get_nowait().message
 
-
-@pytest.fixture(scope="module")
-def relay() -> Iterator[Sender]:
-    sender = Sender()
-    yield sender
-    sender.metrics.close()
+    return send
 
 
 @pytest.mark.parametrize("scheme", sorted(DEEP))
-def test_what_nobody_has_to_read_is_relayed_as_it_is(relay, scheme):
+def test_what_nobody_has_to_read_is_relayed_as_it_is(send, scheme):
     for name, body in BODIES[scheme].items():
-        answer = relay.send(scheme, body)
-
-        assert answer.status == 200, (name, answer.body)
-        message = relay.messages.pop()
+        message = send(scheme, body)
         _, _, relayed = loads(message.body)[0]
         assert (relayed if isinstance(relayed, bytes) else relayed.encode()) == body, name
         # The event is part of a header of AMQP, and bounded there.
         assert len(message.delivery["event"].encode()) <= MAX_EVENT, name
 
 
-def test_a_long_event_is_cut(relay):
-    assert relay.send("stripe", b'{"type":"%b"}' % (b"x" * 5_000)).status == 200
-    assert relay.messages.pop().delivery["event"] == "x" * MAX_EVENT
+def test_a_long_event_is_cut(send):
+    message = send("stripe", b'{"type":"%b"}' % (b"x" * 5_000))
+    assert message.delivery["event"] == "x" * MAX_EVENT
 
 
-def test_a_senders_url_need_not_be_utf_8(relay):
-    assert relay.send("github", b"{}", query="a=%ff&b=1").status == 200
-    message = relay.messages.pop()
+def test_a_senders_url_need_not_be_utf_8(send):
+    message = send("github", b"{}", query="a=%ff&b=1")
     assert loads(message.body)[0][0] == {"a": "\ufffd", "b": "1"}
     assert message.delivery["query_string"] == "a=%ff&b=1"
 

@@ -58,6 +58,14 @@ def changes(text: str) -> Iterator[str]:
             yield text[:i] + by + text[i + 1 :]
 
 
+def each_character(fields: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Fields with each character of each value changed, and those that lack one of them."""
+    for name, value in fields.items():
+        for changed in changes(value):
+            yield {**fields, name: changed}
+        yield {key: text for key, text in fields.items() if key != name}
+
+
 def get(query: dict[str, str] | str, at: float = NOW) -> Request:
     return post(query, b"", at, method="GET")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import pytest
+
 from gateway.delivery import Request
-from gateway.sources import find
+from gateway.errors import Unverified
+from gateway.sources import find, of, options_class
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import EXAMPLES, NOW, PUBLIC_URL
 
@@ -23,6 +26,13 @@ def sender(scheme: str, **changes: Any) -> Source:
 def receiver(scheme: str, **changes: Any) -> Source:
     """Return the receiving end with the example's options, changed."""
     return sender(scheme, **{**(EXAMPLES[scheme].receiver or {}), **changes})
+
+
+def own(**block: Any) -> Source:
+    """Return the source of a block of one's own."""
+    values = {"secrets": "key", "signature": "header:X-Sig", **block}
+    options = options_class(values).model_validate(values)
+    return of(options)(options, PUBLIC_URL)
 
 
 def send(scheme: str, body: bytes | None = None, at: float = NOW, **changes: Any) -> Request:
@@ -46,3 +56,9 @@ def received(signed: Signed, url: str = URL) -> Request:
         arrived=0.0,
         received_at=NOW,
     )
+
+
+def unverified(source: Source, request: Request) -> None:
+    """See that `source` refuses a request as one that nobody has proved."""
+    with pytest.raises(Unverified):
+        source.verify(request)

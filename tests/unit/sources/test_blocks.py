@@ -1,23 +1,29 @@
-"""Blocks of one's own: what is compiled from them, and what is said of wrong ones."""
+"""Blocks of one's own and the scheme hmac: what they become, and what is said of wrong ones."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from gateway.cli.checks import configuration
 from gateway.config.loading import load
 from gateway.config.settings import Config
-from gateway.errors import ConfigError, Unverified
+from gateway.errors import ConfigError
 from gateway.process import handover
 from gateway.sources import find, of, options_class
-from gateway.sources.base import Draft, Source
+from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
-from tests.unit.sources.messages import post
-from tests.unit.sources.sending import URL, received
+from tests.unit.sources.messages import is_secret, post
+from tests.unit.sources.sending import URL, own, received, unverified
 
 BLOCK = {
     "secrets": "key", "signature": "header:X-Sig", "list": ",", "pick": "v1",
@@ -29,9 +35,7 @@ TOKEN = {"secrets": "key", "signature": "header:x-sig", "algorithm": "jwt"}
 
 
 def source(**changes: Any) -> Source:
-    values = {**BLOCK, **changes}
-    options = options_class(values).model_validate(values)
-    return of(options)(options, "https://hooks.example.com")
+    return own(**{**BLOCK, **changes})
 
 
 def test_a_table_without_a_scheme_is_a_block():
@@ -69,10 +73,7 @@ def test_all_keys_reach_the_gateways_children():
         ({"signature": "hedder:x"}, "signature[0]: hedder:x is no place; a place is header:NAME"),
         ({"signed": "{body|sha}"}, "signed: body|sha: there is no filter sha; there are sha256hex"),
         ({"signed": "{bdy}"}, "signed: a text with places in braces"),
-        (
-            {"algorithm": "hmac-sha265"},
-            "hmac-sha265 is not known; did you mean hmac-sha",
-        ),
+        ({"algorithm": "hmac-sha265"}, "hmac-sha265 is not known; did you mean hmac-sha"),
         ({"algorithm": "sha256"}, "signed: a plain hash has to have the key in it"),
         ({"algorithm": "ed25519"}, "key: ed25519 needs a public key"),
         ({"list": None}, "list: is needed for pick"),
@@ -81,7 +82,7 @@ def test_all_keys_reach_the_gateways_children():
         ({"key": "hex"}, "a key in hexadecimal digits"),
         ({"colour": 1}, "colour: there is no such setting"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_block_is_told_with_its_place_and_what_would_be_valid(tmp_path, change, words):
     table = {key: value for key, value in {**BLOCK, **change}.items() if value is not None}
     file = tmp_path / "gateway.toml"
@@ -101,16 +102,14 @@ def test_times_in_each_form(unit, text, tolerance):
     request = post("", b"x", headers={"x-sig": f"t={text},v1={proof}"})
     assert source(unit=unit, tolerance=tolerance).verify(request)
     for other in {"s", "ms", "iso"} - {unit, *(["ms"] if unit == "s" else [])}:
-        with pytest.raises(Unverified):
-            source(unit=other, tolerance=tolerance).verify(request)
+        unverified(source(unit=other, tolerance=tolerance), request)
 
 
 def test_woocommerces_ping_is_answered_without_a_signature_and_nothing_else_is():
     found = find("woocommerce")
     receiver = found(found.options_class(scheme="woocommerce", secrets=["s"]))
     assert receiver.verify(post("", b"webhook_id=7")).challenge.status == 200
-    with pytest.raises(Unverified):
-        receiver.verify(post("", b'{"webhook_id":7}'))
+    unverified(receiver, post("", b'{"webhook_id":7}'))
 
 
 def test_a_senders_largest_body_is_compared_with_max_body():
@@ -138,8 +137,7 @@ def test_a_secret_may_have_a_name_that_is_signed():
     found = source(signed="{name}.{body}", secrets="me:key:1", **changes)
     request = post("", b"x", headers={"x-sig": hmac.digest(b"key:1", b"me.x", "sha256").hex()})
     assert found.verify(request)
-    with pytest.raises(Unverified):
-        found.verify(post("", b"me.x", headers=request.headers))
+    unverified(found, post("", b"me.x", headers=request.headers))
     with pytest.raises(ValueError, match="a secret is name:key"):
         source(signed="{name}.{body}", secrets="key", **changes)
 
@@ -153,16 +151,14 @@ def test_a_body_may_be_signed_as_text_in_json():
     assert found.verify(post("", 'a"ü\n'.encode(), headers=headers))
     assert found.covers_body
     for body in (b"a", b"\xff"):
-        with pytest.raises(Unverified):
-            found.verify(post("", body, headers=headers))
+        unverified(found, post("", body, headers=headers))
 
 
 def test_a_header_may_have_several_sets_of_fields():
     found = source(list=[",", " "], tolerance=0)
     proof = hmac.digest(b"key", b"1.x", "sha256").hex()
     assert found.verify(post("", b"x", headers={"x-sig": f"t=1,v1=0 t=1,v1={proof}"}))
-    with pytest.raises(Unverified):
-        found.verify(post("", b"x", headers={"x-sig": f"t=2,v1=0 t=1,v1={proof}"}))
+    unverified(found, post("", b"x", headers={"x-sig": f"t=2,v1=0 t=1,v1={proof}"}))
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -187,3 +183,151 @@ def test_a_long_event_is_taken_from_a_header_and_from_json(header):
 def test_the_public_url_is_needed_where_it_is_signed_or_said(source, needed):
     options = options_class(source).model_validate(source)
     assert of(options).needs_url(options) == needed
+
+
+# The scheme hmac ----------------------------------------------------------------------------------
+
+
+def of_hmac(**options) -> Source:
+    return own(**{"scheme": "hmac", "signature": "header:X-Signature", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        ({}, {"id": "7", "type": "order.paid"}),
+        ({"identity": "json:/event/id", "event": "json:/event/type"},
+         {"id": "7", "type": "order.paid", "event": {"id": "7", "type": "order.paid"}}),
+        ({"identity": "json:/id/a~1b", "event": "header:X-Event"},
+         {"id": {"a/b": "7"}, "type": "order.paid"}),
+        ({"identity": "header:X-Id", "event": "json:"}, {"id": "7", "type": "order.paid"}),
+    ],
+)  # fmt: skip
+def test_a_sample_has_its_identity_and_event_where_they_are_read(options, body):
+    event, sample = of_hmac(**options).sample("order.paid", "7", NOW)
+    assert (event, json.loads(sample)) == ("order.paid", body)
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256", "sha512"])
+@pytest.mark.parametrize("encoding", ["hex", "base64"])
+@pytest.mark.parametrize("prefix", ["", "sha256=", "HMAC "])
+@given(
+    secret=st.text(st.characters(codec="utf-8"), min_size=1, max_size=150).filter(is_secret),
+    body=st.binary(max_size=300),
+    identity=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1),
+)
+def test_it_is_what_it_says(algorithm, encoding, prefix, secret, body, identity):
+    described = of_hmac(
+        secrets=secret, algorithm=f"hmac-{algorithm}", encoding=encoding, prefix=prefix,
+        signed="v0:{time}:{id}:größe:{body}", time="header:X-Time", id="header:X-Id",
+    )  # fmt: skip
+    message = f"v0:{int(NOW)}:{identity}:größe:".encode() + body
+    mac = hmac.digest(secret.encode(), message, getattr(hashlib, algorithm))
+    text = mac.hex() if encoding == "hex" else base64.b64encode(mac).decode()
+    headers = {"x-time": str(int(NOW)), "x-id": identity, "x-signature": prefix + text}
+    assert described.sign(Draft(body, URL, NOW, identity=identity)).headers == headers
+    request = received(Signed(body, headers))
+    assert json.loads(described.verify(request).identity) == [identity, ""]
+    for name, value in headers.items():
+        unverified(described, replace(request, headers={**headers, name: value + "0"}))
+
+
+@pytest.mark.parametrize(
+    ("signed", "more", "message"),
+    [
+        ("{body}", {}, b"BODY"),
+        ("{time}{body}", {"time": "header:t"}, b"1800000000BODY"),
+        ("{body}.{body}", {}, b"BODY.BODY"),
+        ("{id}\n{time}", {"time": "header:t", "id": "header:i"}, b"one\n1800000000"),
+    ],
+)
+def test_templates(signed, more, message):
+    described = of_hmac(signed=signed, **more)
+    expected = hmac.new(b"key", message, hashlib.sha256).hexdigest()
+    draft = Draft(b"BODY", URL, NOW, identity="one")
+    assert described.sign(draft).headers["x-signature"] == expected
+    assert described.covers_body == ("{body}" in signed)
+    assert described.verify(received(described.sign(draft))).body == b"BODY"
+
+
+@pytest.mark.parametrize("when", ["1800000000123", "2027-01-15T08:00:00Z", "-"])
+def test_without_a_tolerance_the_time_may_be_in_any_form(when):
+    options = {"signed": "{time}.{body}", "time": "header:X-Time"}
+    proof = hmac.new(b"key", f"{when}.BODY".encode(), hashlib.sha256).hexdigest()
+    request = post("", b"BODY", headers={"x-time": when, "x-signature": proof})
+    assert of_hmac(tolerance=0, **options).verify(request).body == b"BODY"
+    unverified(of_hmac(**options), request)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        *(
+            ({"signed": signed}, "signed: ")
+            for signed in ("", "body", "{body", "{body}}", "{nonce}{body}", "{}", "{body!r}")
+        ),
+        ({"signed": "{body.__class__}"}, "signed: "),
+        ({"signed": "{time}.{body}"}, "time: is needed for time in signed"),
+        ({"time": "header:X-Time"}, "time: header:x-time is not signed; write {time}"),
+        ({"signed": "{id}.{body}"}, "id: is needed for id in signed"),
+        ({"algorithm": "md5"}, "algorithm"),
+        ({"encoding": "base32"}, "encoding"),
+        ({"signature": "header:X Signature"}, "header"),
+        ({"signature": "header:"}, "header"),
+        ({"prefix": "ä"}, "prefix"),
+        ({"event": "X-Event"}, "event"),
+        ({"event": "json:type"}, "event"),
+        ({"identity": "param:x"}, "identity"),
+        ({"id": "header:X\nId"}, "is no place"),
+    ],
+)
+def test_options_that_cannot_be(options, text):
+    with pytest.raises(ValidationError) as error:
+        of_hmac(**options)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "expected"),
+    [
+        ({}, b"no JSON", ("", "")),
+        ({"id": "header:X-Id"}, b"no JSON", ("i1", "")),
+        ({"identity": "header:X-ID", "event": "header:x-event"}, b"no JSON", ("i1", "e1")),
+        ({"id": "header:X-Id", "identity": "json:/id"}, b'{"id":7}', ("7", "")),
+        ({"event": "json:/a/1/b~1c"}, b'{"a":[0,{"b/c":"x"}]}', ("", "x")),
+        ({"event": "json:/"}, b'{"":"x"}', ("", "x")),
+        ({"event": "json:/a~01"}, b'{"a~1":"x"}', ("", "x")),
+        ({"event": "json:"}, b'{"":"x"}', ("", "")),
+        ({"event": "json:/a/2"}, b'{"a":[0]}', ("", "")),
+        ({"event": "json:/a/-1"}, b'{"a":[0]}', ("", "")),
+        ({"event": "json:/a/99999999999"}, b'{"a":[0]}', ("", "")),
+        ({"event": "json:/a/b"}, b'{"a":"text"}', ("", "")),
+        ({"event": "json:/a"}, b'{"a":null}', ("", "")),
+        ({"event": "header:X-None"}, b"", ("", "")),
+    ],
+)
+def test_identity_and_event_stand_where_the_options_say(options, body, expected):
+    described = of_hmac(**options)
+    signed = described.sign(Draft(body, URL, NOW))
+    headers = {**signed.headers, "X-Id": "i1", "X-Event": "e1"}
+    verified = described.verify(received(Signed(body, headers)))
+    key = str(json.loads(verified.identity)[0]) if verified.identity else ""
+    assert (key, verified.event) == expected
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b'"text"', b"1", b"null", b"", b"\xff"])
+def test_where_there_is_no_such_place_there_is_no_identity_and_no_event(body):
+    described = of_hmac(identity="json:/id", event="json:/type")
+    verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
+    assert (verified.body, verified.identity, verified.event) == (body, "", "")
+
+
+def test_a_place_may_be_in_an_array():
+    described = of_hmac(identity="json:/0/id", event="json:/0/type")
+    body = rb'[{"id":7,"type":"a\ud83d","x":NaN}]'
+    verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
+    assert (verified.identity, verified.event) == ('[7, "a?"]', "a?")
+
+
+def test_its_header_is_kept_from_the_task():
+    assert of_hmac(signature="header:X-Any").secret_headers == {"x-any"}

@@ -16,16 +16,10 @@ from pydantic import ValidationError
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
-from gateway.sources import declared, find, of, options_class, places, reading
+from gateway.sources import declared, find, places, reading
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
-from tests.unit.sources.sending import URL, received, receiver, sender
-
-
-def own(**block: Any) -> Source:
-    values = {"secrets": "key", "signature": "header:X-Sig", **block}
-    options = options_class(values).model_validate(values)
-    return of(options)(options, "https://hooks.example.com")
+from tests.unit.sources.sending import URL, own, received, receiver, sender, unverified
 
 
 def request(method: str, query: str) -> Request:
@@ -47,13 +41,11 @@ def verified(scheme: str, message: Any, url: str = URL, **headers: str) -> Any:
         ("sendgrid", [{"event": "open"}, {"other": 1}], "open"),
         ("sendgrid", [], ""),
         ("hubspot", [{"subscriptionType": "a"}, {"subscriptionType": "b"}], "a,b"),
-        (
-            "meta",
-            {"object": "page", "entry": [{"changes": [{"field": "feed"}, {"field": "mention"}]}]},
-            "page.feed,page.mention",
-        ),
+        ("meta",
+         {"object": "page", "entry": [{"changes": [{"field": "feed"}, {"field": "mention"}]}]},
+         "page.feed,page.mention"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_has_the_events_of_all_its_items(scheme, message, event):
     assert verified(scheme, message).event == event
 
@@ -110,29 +102,21 @@ ONE, OTHER = b'{"id":7,"a":1}', b'{"id":7,"a":2}'
 @pytest.mark.parametrize(
     ("block", "requests"),
     [
-        (
-            {"identity": "digest", "event": "header:X-Event"},
-            [(ONE, "", {"X-Event": "a"}), (ONE, "", {"X-Event": "b"})],
-        ),
-        (
-            {"identity": "digest", "apart": ["header:X-Shop"]},
-            [(ONE, "", {"X-Shop": "a"}), (ONE, "", {"X-Shop": "b"})],
-        ),
+        ({"identity": "digest", "event": "header:X-Event"},
+         [(ONE, "", {"X-Event": "a"}), (ONE, "", {"X-Event": "b"})]),
+        ({"identity": "digest", "apart": ["header:X-Shop"]},
+         [(ONE, "", {"X-Shop": "a"}), (ONE, "", {"X-Shop": "b"})]),
         ({"identity": "query:id"}, [(ONE, "id=7", {}), (OTHER, "id=7", {})]),
-        (
-            {"identity": "json:/id", "signed": "{header:X-A}"},
-            [(ONE, "", {"X-A": ""}), (OTHER, "", {"X-A": ""})],
-        ),
+        ({"identity": "json:/id", "signed": "{header:X-A}"},
+         [(ONE, "", {"X-A": ""}), (OTHER, "", {"X-A": ""})]),
         ({"identity": "json:/id", "algorithm": "equal"}, [(ONE, "", {}), (OTHER, "", {})]),
         ({"identity": ["digest", "json:/id"]}, [(ONE, "", {}), (OTHER, "", {})]),
         ({"identity": "digest", "signed": "{url}{body}"}, [(ONE, "a=1", {}), (ONE, "a=2", {})]),
         ({"identity": "json:/id", "signed": "{body|json:/id}"}, [(ONE, "", {}), (OTHER, "", {})]),
-        (
-            {"identity": "form:id", "signed": "{body|sortedform}"},
-            [(b"id=7&a=bc", "", {}), (b"id=7&ab=c", "", {})],
-        ),
+        ({"identity": "form:id", "signed": "{body|sortedform}"},
+         [(b"id=7&a=bc", "", {}), (b"id=7&ab=c", "", {})]),
     ],
-)
+)  # fmt: skip
 def test_two_deliveries_have_two_identities(block, requests):
     found = identities(own(**block), *requests)
     assert len(found) == 2 and "" not in found
@@ -149,6 +133,11 @@ def test_lines_identity_has_the_ids_of_all_its_events():
     assert verified("line", one).identity != verified("line", other).identity
 
 
+SIGNED = {"handshakes": [{"method": "GET", "body": "{hmac:query:c}"}]}
+PUBLIC = find("sendgrid").block.example["public"]
+WEAK = "01" + 31 * "00"
+
+
 @pytest.mark.parametrize(
     ("block", "text"),
     [
@@ -157,8 +146,33 @@ def test_lines_identity_has_the_ids_of_all_its_events():
         ({"time": "form:t", "signed": "{url}"}, "time: form:t is not signed"),
         ({"time": "json:/t", "signed": "{json:/a}"}, "time: json:/t is not signed"),
         ({"time": "form:t", "signed": "{body|sortedform}"}, "time: form:t is not signed"),
+        # No handshake gives the secret away, or fails on its key.
+        ({**SIGNED, "algorithm": "equal"}, "handshakes: {hmac:...} needs an hmac algorithm, not"),
+        ({**SIGNED, "algorithm": "basic", "secrets": "a:b"}, "needs an hmac algorithm, not basic"),
+        ({**SIGNED, "algorithm": "sha256", "signed": "{key}{body}"},
+         "needs an hmac algorithm, not sha256"),
+        ({**SIGNED, "algorithm": "ecdsa-sha256", "key": "spki", "secrets": PUBLIC},
+         "needs an hmac algorithm, not ecdsa-sha256"),
+        ({**SIGNED, "key": "whsec", "secrets": f"whpk_{b64encode(bytes(31) + b'2').decode()}"},
+         "a public key cannot sign the handshake's answer"),
+        ({"handshakes": [{"headers": {"X": "a\r\nY: b"}}]}, "handshakes.0.headers"),
+        ({"handshakes": [{"headers": {"X\r\nY": "b"}}]}, "handshakes.0.headers"),
+        # A key proves something.
+        ({"key": "spki", "secrets": PUBLIC}, "algorithm: spki is a public key"),
+        ({"key": "raw-hex", "secrets": "aa" * 32, "algorithm": "equal"}, "algorithm: raw-hex is"),
+        ({"key": "hex", "secrets": "aa", "algorithm": "ed25519"}, "key: ed25519 needs a public"),
+        ({"secrets": "whpk_aaaa"}, "secrets: a public key is no secret"),
+        ({"secrets": "-----BEGIN PUBLIC KEY-----"}, "secrets: a public key is no secret"),
+        ({"key": "raw-hex", "algorithm": "ed25519", "secrets": WEAK}, "anybody can make"),
+        ({"key": "raw-hex", "algorithm": "ed25519", "secrets": "00" * 32}, "anybody can make"),
+        ({"secrets": " "}, "begins or ends with a space or a line end"),
+        ({"secrets": ["a", "k\n"]}, "begins or ends with a space or a line end"),
+        ({"secrets": "name", "algorithm": "basic"}, "a secret is name:password"),
+        ({"secret_form": ["("]}, "secret_form: a regular expression, and what to say"),
+        ({"secret_form": ["(", "x"]}, "secret_form: a regular expression, and what to say"),
+        ({"secret_form": ["a"]}, "secret_form: a regular expression, and what to say"),
     ],
-)
+)  # fmt: skip
 def test_a_block_that_would_protect_nothing_is_refused(block, text):
     with pytest.raises(ValidationError, match=re.escape(text)):
         own(**block)
@@ -225,31 +239,6 @@ def test_a_try_that_repeats_its_time_is_accepted(scheme, age):
     assert source.options_class.model_validate(options).tolerance == 9
 
 
-SIGNED_ANSWER = {"method": "GET", "body": "{hmac:query:c}"}
-PUBLIC = find("sendgrid").block.example["public"]
-
-
-@pytest.mark.parametrize(
-    ("block", "text"),
-    [
-        ({"algorithm": "equal"}, "handshakes: {hmac:...} needs an hmac algorithm, not equal"),
-        ({"algorithm": "basic", "secrets": "a:b"}, "needs an hmac algorithm, not basic"),
-        ({"algorithm": "sha256", "signed": "{key}{body}"}, "needs an hmac algorithm, not sha256"),
-        (
-            {"algorithm": "ecdsa-sha256", "key": "spki", "secrets": PUBLIC},
-            "needs an hmac algorithm, not ecdsa-sha256",
-        ),
-        (
-            {"key": "whsec", "secrets": f"whpk_{b64encode(bytes(31) + b'2').decode()}"},
-            "a public key cannot sign the handshake's answer",
-        ),
-    ],
-)
-def test_no_handshake_gives_the_secret_away_or_fails_on_its_key(block, text):
-    with pytest.raises(ValidationError, match=re.escape(text)):
-        own(handshakes=[SIGNED_ANSWER], **block)
-
-
 @pytest.mark.parametrize("query", ["c=a%0d%0aSet-Cookie:%20x=1", "c=%e4%b8%ad", "c=%00"])
 def test_no_handshake_sends_more_headers_than_it_has(query):
     echo = {"method": "GET", "when": {"query:c": "*"}, "headers": {"X-Echo": "{query:c}"}}
@@ -257,12 +246,6 @@ def test_no_handshake_sends_more_headers_than_it_has(query):
     with pytest.raises(Unverified, match="visible ASCII"):
         found.handshake(request("GET", query))
     assert found.handshake(request("GET", "c=a%20b")).headers == {"x-echo": "a b"}
-
-
-@pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X\r\nY": "b"}])
-def test_a_handshakes_headers_are_one_line_each(headers):
-    with pytest.raises(ValidationError, match=r"handshakes\.0\.headers"):
-        own(handshakes=[{"headers": headers}])
 
 
 def test_a_signed_handshake_is_answered_with_the_key_that_signed_it():
@@ -274,32 +257,6 @@ def test_a_signed_handshake_is_answered_with_the_key_that_signed_it():
     proof = hmac.digest(b"new", body, "sha256").hex()
     answer = found.verify(received(Signed(body, {"X-Sig": proof}))).challenge
     assert answer.body.decode() == hmac.digest(b"new", b"b", "sha256").hex()
-
-
-WEAK = "01" + 31 * "00"
-
-
-@pytest.mark.parametrize(
-    ("block", "text"),
-    [
-        ({"key": "spki", "secrets": PUBLIC}, "algorithm: spki is a public key"),
-        ({"key": "raw-hex", "secrets": "aa" * 32, "algorithm": "equal"}, "algorithm: raw-hex is"),
-        ({"key": "hex", "secrets": "aa", "algorithm": "ed25519"}, "key: ed25519 needs a public"),
-        ({"secrets": "whpk_aaaa"}, "secrets: a public key is no secret"),
-        ({"secrets": "-----BEGIN PUBLIC KEY-----"}, "secrets: a public key is no secret"),
-        ({"key": "raw-hex", "algorithm": "ed25519", "secrets": WEAK}, "anybody can make"),
-        ({"key": "raw-hex", "algorithm": "ed25519", "secrets": "00" * 32}, "anybody can make"),
-        ({"secrets": " "}, "begins or ends with a space or a line end"),
-        ({"secrets": ["a", "k\n"]}, "begins or ends with a space or a line end"),
-        ({"secrets": "name", "algorithm": "basic"}, "a secret is name:password"),
-        ({"secret_form": ["("]}, "secret_form: a regular expression, and what to say"),
-        ({"secret_form": ["(", "x"]}, "secret_form: a regular expression, and what to say"),
-        ({"secret_form": ["a"]}, "secret_form: a regular expression, and what to say"),
-    ],
-)
-def test_a_key_that_proves_nothing_is_refused(block, text):
-    with pytest.raises(ValidationError, match=re.escape(text)):
-        own(**block)
 
 
 def test_the_names_of_secret_headers_may_have_capitals():
@@ -324,8 +281,7 @@ def test_nothing_moves_from_the_time_into_the_body(monkeypatch, scheme, written)
     for i in range(1, len(when)):
         rest = when[i:].encode().removeprefix(separator) + separator
         moved = Signed(rest + body, {**headers, name: when[:i]})
-        with pytest.raises(Unverified):
-            source.verify(received(moved))
+        unverified(source, received(moved))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from gateway.errors import Unverified
 from gateway.sources.base import Draft, Signed
 from tests.unit.sources.examples import NOW, public
-from tests.unit.sources.sending import URL, received, receiver, send, sender
+from tests.unit.sources.sending import URL, received, receiver, send, sender, unverified
 
 
 def refused(scheme: str, **changes) -> str:
@@ -96,8 +95,7 @@ def test_a_public_keys_signature_has_one_spelling():
         signature + "=",
     ):
         headers = {**request.headers, "webhook-signature": spelled}
-        with pytest.raises(Unverified):
-            source.verify(replace(request, headers=headers))
+        unverified(source, replace(request, headers=headers))
 
 
 @pytest.mark.parametrize("count", [9, 10])
@@ -109,8 +107,7 @@ def test_standard_looks_at_ten_signatures(count):
     if count < 10:
         assert receiver("standard").verify(request)
     else:
-        with pytest.raises(Unverified):
-            receiver("standard").verify(request)
+        unverified(receiver("standard"), request)
 
 
 @pytest.mark.parametrize(
@@ -129,34 +126,23 @@ def test_a_timestamp_is_decimal_digits_and_not_too_many(scheme, header, toleranc
         *("-", "-1", "+1", "1.0", "1e9", "0x1", "1_0", "٣", "²", "nan", "inf", "1800000000."),
         *("999999999999", "", "9" * 10_000),
     ):
-        with pytest.raises(Unverified):
-            source.verify(replace(request, headers={**request.headers, header: text}))
+        unverified(source, replace(request, headers={**request.headers, header: text}))
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        "v1={v1}",
-        "t=,v1={v1}",
-        "t={t}",
-        "t={t},v0={v1}",
-        "t={t},v1 ={v1}",
-        "t={t},t={t},v1={v1}",
-        "t={t};v1={v1}",
-        "t= {t},v1={v1}",
-        "T={t},V1={v1}",
-        "t={t},v1={v1},t=1",
-        ",,,",
+        "v1={v1}", "t=,v1={v1}", "t={t}", "t={t},v0={v1}", "t={t},v1 ={v1}", "t={t},t={t},v1={v1}",
+        "t={t};v1={v1}", "t= {t},v1={v1}", "T={t},V1={v1}", "t={t},v1={v1},t=1", ",,,",
     ],
-)
+)  # fmt: skip
 def test_stripes_header_has_one_time_and_a_v1(header):
     request = send("stripe")
     t, v1 = (field.split("=")[1] for field in request.headers["stripe-signature"].split(","))
     good = replace(request, headers={"stripe-signature": f"v0=1,v1=abc,t={t},v1={v1},v2=,x"})
     assert receiver("stripe").verify(good)
     bad = replace(request, headers={"stripe-signature": header.format(t=t, v1=v1)})
-    with pytest.raises(Unverified):
-        receiver("stripe").verify(bad)
+    unverified(receiver("stripe"), bad)
 
 
 def test_twilio_signs_the_body_that_is_no_form_through_the_url():
@@ -164,8 +150,7 @@ def test_twilio_signs_the_body_that_is_no_form_through_the_url():
     assert receiver("twilio").verify(request).body == b'{"a": 1}'
     without = replace(request, query_string=request.query_string.partition("&bodySHA256")[0])
     for changed in (replace(request, body=b'{"a": 2}'), without):
-        with pytest.raises(Unverified):
-            receiver("twilio").verify(changed)
+        unverified(receiver("twilio"), changed)
 
 
 def test_twilio_reads_a_thousand_fields():
@@ -175,5 +160,4 @@ def test_twilio_reads_a_thousand_fields():
 
 @pytest.mark.parametrize("body", [b"a=%", b"a=%z0", b"%4", b"a=1&b=%u0126", b"a=1&" * 1_001])
 def test_twilio_signs_no_form_that_cannot_be_read(body):
-    with pytest.raises(Unverified):
-        receiver("twilio").verify(replace(send("twilio"), body=body))
+    unverified(receiver("twilio"), replace(send("twilio"), body=body))

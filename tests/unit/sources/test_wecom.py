@@ -16,12 +16,12 @@ from wechatpy.enterprise.crypto import WeChatCrypto
 from wechatpy.replies import deserialize_reply
 
 from gateway.answer import Answer
-from gateway.errors import BadRequest, Unverified
+from gateway.errors import Unverified
 from gateway.sources.base import Draft
 from gateway.sources.wechat_crypto import Opened, seal, signature
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import (
-    changes,
+    each_character,
     get,
     post,
     said,
@@ -31,7 +31,7 @@ from tests.unit.sources.messages import (
     texts,
     xml,
 )
-from tests.unit.sources.odd_bodies import spoilt
+from tests.unit.sources.sending import unverified
 
 OPTIONS = {
     "secrets": "QDG6eK",
@@ -68,12 +68,9 @@ def test_the_handshake_is_answered_by_exactly_what_was_encrypted(echostr):
 
 
 def test_each_character_of_a_handshake_counts():
-    query = sealed(b"1616140317555161061")
-    for name, value in query.items():
-        for changed in (*changes(value), None):
-            with pytest.raises(Unverified):
-                spoiled = {**query, name: changed}
-                wecom().handshake(get({k: v for k, v in spoiled.items() if v is not None}))
+    for query in each_character(sealed(b"1616140317555161061")):
+        with pytest.raises(Unverified):
+            wecom().handshake(get(query))
 
 
 def test_wechats_handshake_is_not_wecoms():
@@ -111,8 +108,7 @@ def test_a_plain_message_is_never_taken():
     assert wecom().covers_body
     plain = source("wechat", secrets=OPTIONS["secrets"])
     for body in (xml(**MESSAGE), json.dumps(MESSAGE).encode()):
-        with pytest.raises(Unverified):
-            wecom().verify(send(plain, body))
+        unverified(wecom(), send(plain, body))
     for options in ({"plain": True}, {"aes_key": []}, {"receive_id": []}):
         with pytest.raises(ValidationError):
             wecom(**options)
@@ -120,14 +116,11 @@ def test_a_plain_message_is_never_taken():
 
 def test_a_message_has_no_signature_but_its_own():
     assert sorted(wecom().sign(Draft(b"<xml/>", "", NOW)).query) == [
-        "msg_signature",
-        "nonce",
-        "timestamp",
-    ]
+        "msg_signature", "nonce", "timestamp",
+    ]  # fmt: skip
     request = send(wecom(), xml(**MESSAGE))
     query = request.query_string.replace("msg_signature", "signature")
-    with pytest.raises(Unverified):
-        wecom().verify(replace(request, query_string=query))
+    unverified(wecom(), replace(request, query_string=query))
 
 
 @given(texts, st.text("0123456789", min_size=1, max_size=10))
@@ -174,14 +167,3 @@ def test_an_intelligent_robot_speaks_json_and_names_nobody():
         fields["nonce"],
     )
     assert (answer.content_type, json.loads(reply)) == ("application/json", own)
-
-
-@given(
-    st.text(max_size=80) | st.dictionaries(st.sampled_from([*sealed(b"")]), st.text(max_size=20)),
-    spoilt(st.sampled_from([xml(**MESSAGE), xml(Encrypt="x" * 64), b'{"encrypt":"AAAA"}'])),
-)
-def test_what_nobody_signed_is_refused(query, body):
-    with pytest.raises((BadRequest, Unverified)):
-        wecom().verify(post(query, body))
-    with pytest.raises((BadRequest, Unverified)):
-        wecom().handshake(get(query))
