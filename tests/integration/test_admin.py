@@ -40,14 +40,11 @@ async def end_of(connection: Connection) -> None:
     ],
     ids=["body", "chunks", "header"],
 )
-def test_bodies_and_large_headers_are_not_read(gateway, data):
-    async def send() -> None:
-        async with await Connection.open(gateway.admin) as connection:
-            connection.send(data)
-            # Before any timeout.
-            await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
-
-    asyncio.run(send())
+async def test_bodies_and_large_headers_are_not_read(gateway, data):
+    async with await Connection.open(gateway.admin) as connection:
+        connection.send(data)
+        # Before any timeout.
+        await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
     assert get(f"{gateway.admin_url}/healthz").code == 200
 
 
@@ -74,33 +71,27 @@ def test_a_probe_may_ask_for_the_header_only(gateway, path):
     assert asyncio.run(ask()) == get(f"{gateway.admin_url}{path}").code
 
 
-def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
-    async def send() -> None:
-        async with (
-            await Connection.open(gateway.admin) as used,
-            await Connection.open(gateway.admin) as unused,
-        ):
-            assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
-            await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
-            unused.send(b"GET /healthz HTTP/1.1\r\n")
-            await asyncio.wait_for(end_of(unused), admin.ARRIVAL + 1)
-
-    asyncio.run(send())
+async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
+    async with (
+        await Connection.open(gateway.admin) as used,
+        await Connection.open(gateway.admin) as unused,
+    ):
+        assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
+        await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
+        unused.send(b"GET /healthz HTTP/1.1\r\n")
+        await asyncio.wait_for(end_of(unused), admin.ARRIVAL + 1)
 
 
-def test_probes_are_answered_while_others_keep_their_connections(gateway):
+async def test_probes_are_answered_while_others_keep_their_connections(gateway):
     before = gateway.descriptors()
 
-    async def fill() -> None:
-        async with contextlib.AsyncExitStack() as opened:
-            for _ in range(3 * FILES):
-                await opened.enter_async_context(await Connection.open(gateway.admin))
-                await asyncio.sleep(0)
-            answer = await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")
-            assert answer.code == 200
-            assert gateway.descriptors() - before <= FILES // 4
-
-    asyncio.run(fill())
+    async with contextlib.AsyncExitStack() as opened:
+        for _ in range(3 * FILES):
+            await opened.enter_async_context(await Connection.open(gateway.admin))
+            await asyncio.sleep(0)
+        answer = await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")
+        assert answer.code == 200
+        assert gateway.descriptors() - before <= FILES // 4
     assert "Too many open files" not in gateway.output()
 
 

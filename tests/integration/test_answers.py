@@ -204,28 +204,25 @@ def test_an_accepted_delivery_is_accepted_again_and_runs_once(servers, gateways)
     with_each(gateways, repeat)
 
 
-def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers):
+async def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers):
     config = CONFIG.replace("timeout = 5", "timeout = 5\nresult_expires = 1")
     gateway = servers.gateway("redis", config)
     key = "Idempotency-Key: gone"
-    first = run(send(gateway, "/accept-once", "gone", key))
-    run(eventually(lambda: servers.executions("gone")))
+    first = await send(gateway, "/accept-once", "gone", key)
+    await eventually(lambda: servers.executions("gone"))
     location = urlsplit(first.headers["location"]).path
 
-    async def expire() -> None:
-        while (await send(gateway, location, "", method="GET")).status != 410:
-            await asyncio.sleep(0.05)
-
-    run(expire())
-    run(eventually(lambda: expired(servers.results, "gone")))
+    while (await send(gateway, location, "", method="GET")).status != 410:
+        await asyncio.sleep(0.05)
+    await eventually(lambda: expired(servers.results, "gone"))
     (execution,) = servers.executions("gone")
     with redis.Redis.from_url(servers.results.url) as client:
         client.delete(f"celery-task-meta-{execution.task}")
 
-    again = run(send(gateway, "/accept-once", "gone", key))
+    again = await send(gateway, "/accept-once", "gone", key)
 
     assert again.status == 202
-    assert run(result(gateway, again)).type == "result-expired"
+    assert (await result(gateway, again)).type == "result-expired"
     # Nobody took it over.
     assert state_of(servers.results, "gone") == "confirmed"
     assert len(servers.executions("gone")) == 1
@@ -340,7 +337,7 @@ def test_many_who_ask_at_once_are_answered_over_few_connections(servers, one):
     assert {(a.status, a.body) for a in found} == {(200, b"asked for")}
 
 
-def test_everything_accepted_is_executed_though_the_broker_is_killed(
+async def test_everything_accepted_is_executed_though_the_broker_is_killed(
     servers, gateways, record_property
 ):
     broker, gateway = servers.broker, gateways["redis"]
@@ -368,11 +365,8 @@ def test_everything_accepted_is_executed_though_the_broker_is_killed(
         await asyncio.to_thread(broker.restart)
         servers.worker.thaw()
 
-    async def both() -> None:
-        await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))
-
     began = monotonic() + 1
-    run(both())
+    await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))
 
     accepted = {body for body, status in statuses.items() if status == 202}
     assert set(statuses.values()) == {202, 503}

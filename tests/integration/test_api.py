@@ -24,6 +24,7 @@ from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
 from tests.support.http_client import Connection, request
+from tests.support.redis_kinds import account
 from tests.support.stack import Server
 
 TOKEN = "of-these-tests-only"
@@ -369,12 +370,7 @@ def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
 
 def without(servers: Servers, command: str) -> Server:
     """Start a gateway whose account in the journal's Redis may not run a command."""
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.acl_setuser(
-            f"no-{command}", enabled=True, passwords=["+secret"], categories=["+@all"],
-            keys=["*"], channels=["*"], commands=[f"-{command}"],
-        )  # fmt: skip
-    url = servers.results.url.replace("redis://", f"redis://no-{command}:secret@")
+    url = account(servers.results, command)
     return servers.gateway("redis", f'state_url = "{url}"\n{CONFIG}')
 
 
@@ -539,30 +535,27 @@ def test_changes_are_told(gateway):
     assert kind == "delivery" and json.loads(data)["state"] == "failed"
 
 
-def test_more_changes_than_can_be_told_are_counted(gateway):
+async def test_more_changes_than_can_be_told_are_counted(gateway):
     def act() -> None:
         bodies = [f"many-{n}" for n in range(6 * changes.MOST)]
         assert set(answered(gateway, "/wait", *bodies)) == {200}
 
-    async def until_missed() -> None:
-        async with asyncio.timeout(60):
-            stream = events(gateway, "changes")
-            assert (await anext(stream))[0] == "ready"
-            # It is a matter of time whether so many change within one look.
-            while True:
-                acting = asyncio.create_task(asyncio.to_thread(act))
-                told = [await anext(stream) for _ in range(changes.MOST)]
-                await acting
-                if any(kind == "missed" and int(data) > 0 for kind, data in told):
-                    break
-            await stream.aclose()
-
-    run(until_missed())
+    async with asyncio.timeout(60):
+        stream = events(gateway, "changes")
+        assert (await anext(stream))[0] == "ready"
+        # It is a matter of time whether so many change within one look.
+        while True:
+            acting = asyncio.create_task(asyncio.to_thread(act))
+            told = [await anext(stream) for _ in range(changes.MOST)]
+            await acting
+            if any(kind == "missed" and int(data) > 0 for kind, data in told):
+                break
+        await stream.aclose()
 
 
-def test_streams_are_bounded_and_end_with_their_clients(servers):
+async def test_streams_are_bounded_and_end_with_their_clients(servers):
     gateway = servers.gateway("redis", CONFIG)
-    run(following(gateway, "changes", lambda: answered(gateway, "/wait", "first"), 1))
+    await following(gateway, "changes", lambda: answered(gateway, "/wait", "first"), 1)
     before = gateway.descriptors()
 
     async def opened() -> AsyncIterator[tuple[str, str]]:
@@ -574,33 +567,27 @@ def test_streams_are_bounded_and_end_with_their_clients(servers):
             except AssertionError:  # the one before is still being closed
                 await asyncio.sleep(0.05)
 
-    async def fill() -> list[int]:
+    for _ in range(3):
         async with asyncio.timeout(30):
             streams = await gather(*(opened() for _ in range(changes.STREAMS)))
         refused = await asyncio.to_thread(ask, gateway, "changes")
         health = await asyncio.to_thread(ask, gateway, "deliveries")
         for stream in streams:
             await stream.aclose()
-        return [refused[0], health[0]]
-
-    for _ in range(3):
-        assert run(fill()) == [503, 200]
+        assert [refused[0], health[0]] == [503, 200]
     # Less than one of three is left open: the gateway itself may have opened others meanwhile.
     assert poll(lambda: gateway.descriptors() < before + changes.STREAMS, 30)
 
 
-def test_an_open_stream_does_not_hold_up_the_end(servers):
+async def test_an_open_stream_does_not_hold_up_the_end(servers):
     gateway = servers.gateway("redis", CONFIG)
 
-    async def stop() -> None:
-        async with asyncio.timeout(60):
-            stream = events(gateway, "changes")
+    async with asyncio.timeout(60):
+        stream = events(gateway, "changes")
+        await anext(stream)
+        await asyncio.to_thread(gateway.stop)
+        with pytest.raises((StopAsyncIteration, ConnectionError, ValueError)):
             await anext(stream)
-            await asyncio.to_thread(gateway.stop)
-            with pytest.raises((StopAsyncIteration, ConnectionError, ValueError)):
-                await anext(stream)
-
-    run(stop())
     said = gateway.output()
     assert said.splitlines()[-1].endswith("stopped") and "Traceback" not in said
 

@@ -315,7 +315,7 @@ def port_of(server: Server) -> int:
     return urlsplit(server.url).port
 
 
-def test_a_closed_client_leaves_no_connection_behind(watched):
+async def test_a_closed_client_leaves_no_connection_behind(watched):
     def clients() -> int:
         port = urlsplit(watched.url.split(";")[1]).port
         with redis.Redis(port=port) as sentinel:
@@ -323,14 +323,11 @@ def test_a_closed_client_leaves_no_connection_behind(watched):
 
     before = clients()
 
-    async def use() -> None:
-        client = result_store.connect(Config(result_backend=watched.url))
-        await client.ping()
-        assert await asyncio.to_thread(clients) > before
-        await client.aclose()
-        await asyncio.to_thread(until, lambda: clients() == before)
-
-    asyncio.run(use())
+    client = result_store.connect(Config(result_backend=watched.url))
+    await client.ping()
+    assert await asyncio.to_thread(clients) > before
+    await client.aclose()
+    await asyncio.to_thread(until, lambda: clients() == before)
 
 
 def test_a_sentinel_that_is_silent_is_passed_over(watched):

@@ -134,15 +134,12 @@ def test_no_more_queues_than_the_limit(gateway, servers):
     until(lambda: answered(gateway, "/accept/limit-9", "limit-9") == 202)
 
 
-def test_thirty_queues_go_when_they_are_idle(servers):
+async def test_thirty_queues_go_when_they_are_idle(servers):
     gateway = servers.gateway("redis", routes(20))
     before = known(gateway)
 
-    async def send_all() -> list[int]:
-        some = [send(gateway, f"/wait/idle-{n}", f"idle-{n}") for n in range(30)]
-        return [answer.status for answer in await asyncio.gather(*some)]
-
-    assert run(send_all()) == [200] * 30
+    some = [send(gateway, f"/wait/idle-{n}", f"idle-{n}") for n in range(30)]
+    assert [answer.status for answer in await asyncio.gather(*some)] == [200] * 30
     assert len(listed(servers.broker, "session-idle")) == 30
     assert held(gateway, "/wait/{session}") == 30
     assert len([name for name in known(gateway) if name.startswith("session-idle")]) == 30
@@ -212,7 +209,7 @@ def test_a_queue_with_other_arguments_is_a_503(gateway, servers):
     servers.broker.ctl("delete_queue", "session-other")
 
 
-def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
+async def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
     assert answered(gateway, "/wait/late", "late") == 200
 
     def channels() -> int:
@@ -220,13 +217,10 @@ def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
 
     before = channels()
 
-    async def deliver() -> list[int]:
-        sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
-        return [answer.status for answer in await asyncio.gather(*sent)]
-
     servers.broker.freeze()
     try:
-        assert run(deliver()) == [503] * 12
+        sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
+        assert [answer.status for answer in await asyncio.gather(*sent)] == [503] * 12
     finally:
         servers.broker.thaw()
     until(lambda: answered(gateway, "/wait/late", "late") == 200)
@@ -295,7 +289,7 @@ def test_a_running_task_keeps_its_queue(servers):
     busy.stop()
 
 
-def test_nothing_is_lost_while_queues_become_idle(servers):
+async def test_nothing_is_lost_while_queues_become_idle(servers):
     """Each gateway leaves names for a time in which they become idle, while others use them."""
     gateways = servers.gateways("redis", routes(), 1, 1, 2)
     chosen = random.Random(7)
@@ -314,10 +308,7 @@ def test_nothing_is_lost_while_queues_become_idle(servers):
                 refused.append(answer.body)
             await asyncio.sleep(chosen.uniform(0.1, EXPIRES / 4 + 1.5))
 
-    async def use_all() -> None:
-        await asyncio.gather(*map(use, range(4)))
-
-    run(use_all())
+    await asyncio.gather(*map(use, range(4)))
     assert len(taken) > 2 * 12, refused  # a busy machine may confirm some of them too late
     until(lambda: {one.id for one in servers.executions("turn-")} >= taken)
     until(lambda: not listed(servers.broker, "accepted-turn"))

@@ -100,7 +100,7 @@ def limits(servers: Servers) -> dict[str, int]:
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
 @pytest.mark.parametrize("shared", [0, 1])
-def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
+async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     """One process runs one task after the other; each tenant's delivery is among the next ones."""
     queue = f"flood-{strategy}-{shared}"
     gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
@@ -108,19 +108,16 @@ def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     worker = servers.start_worker([queue], concurrency=1, **fair)
     calm = others(queue, "loud", shared, 3)
 
-    async def fill() -> list[int]:
-        # The worker waits in the first task until all have been published.
-        assert await post(gateway, f"/{queue}/taken?until={queue}", "loud", f"{queue}-0") == 202
-        await flood(gateway, f"/{queue}/taken", "loud", f"{queue}-loud", FLOOD)
-        waiting = [
-            asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
-            for tenant in calm
-        ]
-        await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
-        servers.release(queue)
-        return await asyncio.gather(*waiting)
-
-    assert run(fill()) == [200] * len(calm)
+    # The worker waits in the first task until all have been published.
+    assert await post(gateway, f"/{queue}/taken?until={queue}", "loud", f"{queue}-0") == 202
+    await flood(gateway, f"/{queue}/taken", "loud", f"{queue}-loud", FLOOD)
+    waiting = [
+        asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
+        for tenant in calm
+    ]
+    await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
+    servers.release(queue)
+    assert (await asyncio.gather(*waiting)) == [200] * len(calm)
     total = FLOOD + 1 + len(calm)
     until(lambda: len(servers.executions(f"{queue}-")) >= total)
     order = [one.id for one in servers.executions(f"{queue}-")]
@@ -146,24 +143,21 @@ def test_without_fairness_a_flood_comes_first(servers):
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
-def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
+async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     queue = f"hang-{strategy}"
     gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
     worker = servers.start_worker([queue], concurrency=8, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     calm = others(queue, "stuck", 0, 3) + others(queue, "stuck", 1, 3)
     ours = pair(queue, "stuck")
 
-    async def deliver() -> list[int]:
-        target = f"/{queue}/taken?until={queue}"
-        await flood(gateway, target, "stuck", f"{queue}-stuck", 30)
-        await eventually(lambda: sum(held(servers, queue)[each][1] for each in ours) == 2)
-        return [
-            await post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}-{n}")
-            for n in range(5)
-            for tenant in calm
-        ]
-
-    assert run(deliver()) == [200] * 5 * len(calm)
+    target = f"/{queue}/taken?until={queue}"
+    await flood(gateway, target, "stuck", f"{queue}-stuck", 30)
+    await eventually(lambda: sum(held(servers, queue)[each][1] for each in ours) == 2)
+    assert [
+        await post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}-{n}")
+        for n in range(5)
+        for tenant in calm
+    ] == [200] * 5 * len(calm)
     assert [held(servers, queue)[each][1] for each in ours] == [1, 1]
     assert servers.executions(f"{queue}-stuck") == []
     servers.release(queue)
@@ -200,18 +194,15 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
+async def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
     queue = "each"
     gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue), "--processes", "2")
     worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
 
-    async def deliver() -> list[int]:
-        keys = [f"each-{strategy}-{n}" for n in range(6)]
-        first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
-        again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
-        return first + again
-
-    assert run(deliver()) == [200] * 12
+    keys = [f"each-{strategy}-{n}" for n in range(6)]
+    first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
+    again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
+    assert (first + again) == [200] * 12
     assert len(servers.executions(f"each-{strategy}")) == 6
     for server in (worker, gateway):
         server.stop()
@@ -232,7 +223,7 @@ def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     gateway.stop()
 
 
-def test_a_process_learns_what_others_have_published(servers):
+async def test_a_process_learns_what_others_have_published(servers):
     """Also where a queue of a publisher is gone: the other queues' lengths are still told."""
     queue, metrics = "lengths", Metrics()
     route = Route(path="/", queue=queue, fair_by="remote", fair_queues=4)
@@ -244,33 +235,30 @@ def test_a_process_learns_what_others_have_published(servers):
         publisher.publish(pending)
         await eventually(lambda: pending.confirmed)
 
-    async def compare() -> None:
-        one, other = Publisher(config, metrics), Publisher(config, metrics)
-        await one.start()
-        await eventually(lambda: not one.error)
-        for name in (second, second, third):
-            await publish(one, name)
-        await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
-        lengths = QueueLengths(route.queue_names, other)
-        await other.start()
-        await lengths.start()
-        await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
-        # A queue that was not empty is asked for again, without being used here.
-        await publish(one, second)
-        await eventually(lambda: lengths[second] == 3)
-        await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
-        await eventually(lambda: lengths[second] == 0)
-        assert lengths[third] == 1 and lengths[fourth] == 0
-        # A new connection goes on asking.
-        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
-        await publish(one, third)
-        await eventually(lambda: lengths[third] == 2)
-        await lengths.stop()
-        await one.stop()
-        await other.stop()
-
-    asyncio.run(compare())
+    one, other = Publisher(config, metrics), Publisher(config, metrics)
+    await one.start()
+    await eventually(lambda: not one.error)
+    for name in (second, second, third):
+        await publish(one, name)
+    await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
+    lengths = QueueLengths(route.queue_names, other)
+    await other.start()
+    await lengths.start()
+    await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
+    # A queue that was not empty is asked for again, without being used here.
+    await publish(one, second)
+    await eventually(lambda: lengths[second] == 3)
+    await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
+    await eventually(lambda: lengths[second] == 0)
+    assert lengths[third] == 1 and lengths[fourth] == 0
+    # A new connection goes on asking.
+    await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+    await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
+    await publish(one, third)
+    await eventually(lambda: lengths[third] == 2)
+    await lengths.stop()
+    await one.stop()
+    await other.stop()
     metrics.close()
 
 

@@ -257,7 +257,7 @@ def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, s
     assert not ran(servers, f"{key}-c")
 
 
-def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_server, key):
+async def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_server, key):
     broker = stack.rabbitmq()
     config = stack.directory / "revoking.toml"
     config.write_text(REVOKING)
@@ -265,16 +265,13 @@ def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_ser
     gateway = stack.gateway("--strategy=pika", *urls, "--config", str(config))
     body = json.dumps({"id": key})
 
-    async def story() -> None:
+    try:
         for _ in range(3):
             async with await Connection.open(port(gateway)) as caller:
                 caller.send(request(body.encode(), "/wanted"))
                 await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
             await eventually(lambda: "the channel for revocations was closed" in gateway.output())
-
-    try:
-        run(story())
         assert metric(gateway, "gateway_broker_connections_total") == 1
         assert confirmed(gateway) == 3
     finally:
@@ -297,19 +294,16 @@ def test_a_further_task_that_was_changed_between_two_tries_is_published(servers,
     new.stop()
 
 
-def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
+async def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
     gateway = servers.gateway("pika", REVOKING + BILL)
     body = json.dumps({"id": key}).encode()
 
-    async def story() -> None:
+    servers.broker.freeze()
+    try:
         async with await Connection.open(port(gateway)) as caller:
             caller.send(request(body, "/wanted"))
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
-
-    servers.broker.freeze()
-    try:
-        run(story())
     finally:
         servers.broker.thaw()
     until_ran(servers, key, bill=1)

@@ -13,7 +13,7 @@ import redis
 
 from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
 from gateway.late.record import LEASE
-from tests.integration.deliveries import URLS, Servers, port, run
+from tests.integration.deliveries import URLS, Servers, port
 from tests.integration.late_senders import SenderServer, discord, serving, slack, wechat
 from tests.integration.senders import SECRET, proof, times
 from tests.support.http_client import Answer, Connection, request
@@ -92,35 +92,32 @@ def servers(stack, rabbitmq, redis_server):
 
 
 @pytest.mark.parametrize(("strategy", "pause", "task"), [("redis", 1, 4), ("pika", 5, 40)])
-def test_wechats_user_gets_the_answer_after_three_tries(servers, strategy, pause, task):
+async def test_wechats_user_gets_the_answer_after_three_tries(servers, strategy, pause, task):
     """Each try is held, the last one answered with success; at first in a fifth of the time."""
 
-    async def work() -> None:
-        async with serving(SenderServer(wechat)) as server:
-            times = {"deadline": pause - 0.5, "pause": pause}
-            config = WECHAT.format(secret=SECRET, host=server.host, **times)
-            gateway = await asyncio.to_thread(servers.gateway, strategy, config)
-            name, user = f"long-{uuid4()}", f"o{uuid4()}"
-            body = (
-                f"<xml><FromUserName>{user}</FromUserName><ToUserName>gh_1</ToUserName>"
-                f"<MsgType>text</MsgType><Content>{name}</Content><MsgId>1</MsgId></xml>"
-            )
+    async with serving(SenderServer(wechat)) as server:
+        times = {"deadline": pause - 0.5, "pause": pause}
+        config = WECHAT.format(secret=SECRET, host=server.host, **times)
+        gateway = await asyncio.to_thread(servers.gateway, strategy, config)
+        name, user = f"long-{uuid4()}", f"o{uuid4()}"
+        body = (
+            f"<xml><FromUserName>{user}</FromUserName><ToUserName>gh_1</ToUserName>"
+            f"<MsgType>text</MsgType><Content>{name}</Content><MsgId>1</MsgId></xml>"
+        )
 
-            answers = [await attempt(gateway, body, name, pause, task) for _ in range(3)]
-            assert not server.seen
-            await eventually(lambda: server.taken)
+        answers = [await attempt(gateway, body, name, pause, task) for _ in range(3)]
+        assert not server.seen
+        await eventually(lambda: server.taken)
 
-            assert answers[:2] == [None, None]
-            assert (answers[2].status, answers[2].body) == (200, b"success")
-            sent = {"msgtype": "text", "text": {"content": body}, "touser": user}
-            assert server.taken == [sent]
-            delivery_id = answers[2].headers["x-delivery-id"]
-            await eventually(lambda: entry(servers, delivery_id)["state"] == "answered-late")
-            count = {"http_route": "/wechat", "result": "answered"}
-            assert metric(gateway, "gateway_late_answers_total", **count) == 1
-            await asyncio.to_thread(gateway.stop)
-
-    run(work())
+        assert answers[:2] == [None, None]
+        assert (answers[2].status, answers[2].body) == (200, b"success")
+        sent = {"msgtype": "text", "text": {"content": body}, "touser": user}
+        assert server.taken == [sent]
+        delivery_id = answers[2].headers["x-delivery-id"]
+        await eventually(lambda: entry(servers, delivery_id)["state"] == "answered-late")
+        count = {"http_route": "/wechat", "result": "answered"}
+        assert metric(gateway, "gateway_late_answers_total", **count) == 1
+        await asyncio.to_thread(gateway.stop)
 
 
 async def attempt(
@@ -140,17 +137,9 @@ async def attempt(
 
 
 @pytest.mark.parametrize("path", ["/slack", "/discord"])
-def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_uncertain(
+async def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_uncertain(
     servers, tmp_path, path
 ):
-    async def work() -> None:
-        kinds = {"/slack": slack, "/discord": discord}
-        async with serving(SenderServer(kinds[path])) as server:
-            config = KEYED.format(slack=server.host, discord=server.host)
-            other = await asyncio.to_thread(servers.gateway, "redis", config)
-            await asyncio.gather(*(at(step, server, config) for step in LATE))
-            await asyncio.to_thread(other.stop)
-
     async def at(step: str, server: SenderServer, config: str) -> None:
         armed = tmp_path / step
         failpoint = {"GATEWAY_FAILPOINT": f"{step}:{armed}"}
@@ -191,4 +180,9 @@ def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_uncertai
     def requests_to(server: SenderServer, name: str) -> int:
         return sum(name in seen.target for seen in server.seen)
 
-    run(work())
+    kinds = {"/slack": slack, "/discord": discord}
+    async with serving(SenderServer(kinds[path])) as server:
+        config = KEYED.format(slack=server.host, discord=server.host)
+        other = await asyncio.to_thread(servers.gateway, "redis", config)
+        await asyncio.gather(*(at(step, server, config) for step in LATE))
+        await asyncio.to_thread(other.stop)

@@ -91,22 +91,21 @@ async def ask(gateway: Server, key: str, statuses: str, *headers: str) -> tuple[
     return answer.status, answer.body
 
 
-def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(servers, other):
-    async def cut() -> list:
-        keys = ["held", "waits"]
-        paths = ["/message?until=cut", "/waits?until=cut"]
-        waiting = [
-            asyncio.create_task(send(other, path, key, f"Idempotency-Key: {key}"))
-            for path, key in zip(paths, keys, strict=True)
-        ]
-        await eventually(lambda: all(state_of(servers.results, key) == "confirmed" for key in keys))
-        connected = metric(other, "gateway_broker_connections_total")
-        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        await eventually(lambda: metric(other, "gateway_broker_connections_total") > connected)
-        servers.release("cut")
-        return await asyncio.gather(*waiting)
-
-    answers = run(cut())
+async def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(
+    servers, other
+):
+    keys = ["held", "waits"]
+    paths = ["/message?until=cut", "/waits?until=cut"]
+    waiting = [
+        asyncio.create_task(send(other, path, key, f"Idempotency-Key: {key}"))
+        for path, key in zip(paths, keys, strict=True)
+    ]
+    await eventually(lambda: all(state_of(servers.results, key) == "confirmed" for key in keys))
+    connected = metric(other, "gateway_broker_connections_total")
+    await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+    await eventually(lambda: metric(other, "gateway_broker_connections_total") > connected)
+    servers.release("cut")
+    answers = await asyncio.gather(*waiting)
 
     assert [(a.status, a.body) for a in answers] == [(200, b"held"), (200, b"waits")]
 

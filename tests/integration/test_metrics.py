@@ -120,32 +120,26 @@ def test_each_wait_is_counted_with_its_outcome(gateway, grown, target, status, o
     assert errors == (status >= 500)
 
 
-def test_a_client_that_leaves_has_waited(servers, gateway, grown):
-    async def leave() -> None:
-        waiting = asyncio.create_task(send(gateway, "/wait?until=left", "leaves"))
-        await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
-        assert metric(gateway, "http_server_active_requests") == 1
-        await eventually(lambda: grown("messaging_client_operation_duration_seconds_count") == 1)
-        waiting.cancel()
-        await eventually(lambda: grown("gateway_clients_gone_total") == 1)
-
-    run(leave())
+async def test_a_client_that_leaves_has_waited(servers, gateway, grown):
+    waiting = asyncio.create_task(send(gateway, "/wait?until=left", "leaves"))
+    await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+    assert metric(gateway, "http_server_active_requests") == 1
+    await eventually(lambda: grown("messaging_client_operation_duration_seconds_count") == 1)
+    waiting.cancel()
+    await eventually(lambda: grown("gateway_clients_gone_total") == 1)
     servers.release("left")
 
     assert grown(f"{WAITS}_count", outcome="client-gone") == grown(f"{WAITS}_count") == 1
     until(lambda: metric(gateway, "http_server_active_requests") == 0)
 
 
-def test_a_later_try_is_counted_as_joined(servers, gateway, grown):
-    async def join() -> list[int]:
-        key = "Idempotency-Key: once"
-        tries = (send(gateway, "/once?until=joined", "once", key) for _ in range(3))
-        answers = asyncio.create_task(gather(*tries))
-        await eventually(lambda: grown("gateway_duplicates_joined_total") == 2)
-        servers.release("joined")
-        return [answer.status for answer in await answers]
-
-    assert run(join()) == [200] * 3
+async def test_a_later_try_is_counted_as_joined(servers, gateway, grown):
+    key = "Idempotency-Key: once"
+    tries = (send(gateway, "/once?until=joined", "once", key) for _ in range(3))
+    answers = asyncio.create_task(gather(*tries))
+    await eventually(lambda: grown("gateway_duplicates_joined_total") == 2)
+    servers.release("joined")
+    assert [answer.status for answer in await answers] == [200] * 3
 
     assert grown("gateway_duplicates_joined_total") == 2
     assert grown(f"{WAITS}_count", outcome="success") == 3
@@ -195,22 +189,19 @@ def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
         until(lambda: metric(gateway, "gateway_state_keys") > 0)
 
 
-def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
+async def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
     caplog.set_level(logging.DEBUG, "gateway.journal.writing")
     config = Config(result_backend=f"redis://127.0.0.1:{free_port()}/0")
     metrics = Metrics()
     metrics.set("gateway_journal_bytes", 7)
 
-    async def ask() -> None:
-        store = RedisStore(config)
-        watch = SizeWatch(config, store, metrics)
-        await store.start()
-        await watch.start()
-        await eventually(lambda: "the size of the journal" in caplog.text)
-        await watch.stop()
-        await store.stop()
-
-    run(ask())
+    store = RedisStore(config)
+    watch = SizeWatch(config, store, metrics)
+    await store.start()
+    await watch.start()
+    await eventually(lambda: "the size of the journal" in caplog.text)
+    await watch.stop()
+    await store.stop()
 
     assert metrics.get("gateway_journal_bytes") == 7
     metrics.close()

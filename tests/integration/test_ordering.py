@@ -48,17 +48,14 @@ def lying_in(broker: RabbitMQ, queue: str) -> list[str]:
     return bodies
 
 
-def test_one_key_one_queue_one_order(servers):
+async def test_one_key_one_queue_one_order(servers):
     gateway = servers.gateway("redis", URLS + ROUTE.format(queues=QUEUES), "--processes", "2")
 
     async def deliver_in_order(key: str) -> None:
         for number in range(EACH):
             assert (await send(gateway, "/ordered", event(key, number))).status == 202
 
-    async def deliver_all() -> None:
-        await asyncio.gather(*(deliver_in_order(key) for key in KEYS))
-
-    run(deliver_all())
+    await asyncio.gather(*(deliver_in_order(key) for key in KEYS))
     queue_of = {}
     for queue in QUEUES:
         bodies = lying_in(servers.broker, queue)
@@ -72,7 +69,7 @@ def test_one_key_one_queue_one_order(servers):
     assert set(queue_of.values()) == set(QUEUES)
 
     workers = [servers.start_worker([queue], concurrency=1) for queue in QUEUES]
-    run(eventually(lambda: len(servers.executions("{")) == EACH * len(KEYS)))
+    await eventually(lambda: len(servers.executions("{")) == EACH * len(KEYS))
     done = [one.id for one in servers.executions("{")]
     for key in KEYS:
         expected = [event(key, number) for number in range(EACH)]
@@ -87,7 +84,7 @@ def test_one_key_one_queue_one_order(servers):
         answers = [await send(more, "/ordered", event(key, EACH)) for key in KEYS]
         assert {a.status for a in answers} == {202}
 
-    run(deliver_once_more())
+    await deliver_once_more()
     moved = {json.loads(body)["account"] for body in lying_in(servers.broker, "order-3")}
     assert 0 < len(moved) < len(KEYS) / 2
     for queue in QUEUES:

@@ -221,12 +221,9 @@ def test_an_exchange_routes_by_what_is_in_the_delivery(gateway):
     assert too_long.status == 400
 
 
-def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
-    async def many() -> list[Answer]:
-        some = ("/later", "/raw", "/later", "/raw")
-        return await asyncio.gather(*(send(gateway, target, "text") for target in some))
-
-    answers = run(many())
+async def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
+    some = ("/later", "/raw", "/later", "/raw")
+    answers = await asyncio.gather(*(send(gateway, target, "text") for target in some))
 
     assert [a.status for a in answers] == [503, 200, 503, 200]
     assert detail(answers[0])[1] == "The exchange made-later is missing."
@@ -242,7 +239,7 @@ def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
             while not await taken():
                 await asyncio.sleep(0.1)
 
-        run(until_taken())
+        await until_taken()
         channel.exchange_delete("made-later")
 
 
@@ -255,42 +252,36 @@ def test_a_failure_calls_the_task_that_the_route_names(gateway, servers):
     assert (answer.status, answer.problem["task_id"]) == (502, failed[1].decode())
 
 
-def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
+async def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
     with redis.Redis.from_url(servers.results.url, socket_timeout=None) as client:
         client.delete("quiet")
         answer = post(gateway, "/quiet", {})
         assert client.blpop("quiet", 30)[1] == b"nothing"
         task_id = json.loads(answer.body)["task_id"]
 
-        async def ended() -> bool:
-            # A later task of the only process has ended.
-            return (await send(gateway, "/raw", "text")).status == 200
-
-        assert run(ended())
+        # A later task of the only process has ended.
+        assert (await send(gateway, "/raw", "text")).status == 200
         assert answer.status == 202
         assert "location" not in answer.headers
         assert not client.keys(f"*{task_id}*")
 
 
-def test_a_route_takes_what_its_filter_says(gateway):
+async def test_a_route_takes_what_its_filter_says(gateway):
     live = "X-Env: live-eu"
     before = metric(gateway, "gateway_deliveries_filtered_total")
 
-    async def all_of() -> list[Answer]:
-        return [
-            await send(gateway, "/paid", json.dumps(body), header)
-            for body, header in (
-                ({"status": "paid", "test": False}, live),
-                ({"status": "refunded", "test": False}, "X-Env: live"),
-                ({"status": "paid", "test": 0}, live),
-                ({"status": "paid", "test": False}, "X-Env: test"),
-                ({"status": "other", "test": False}, live),
-                ([], live),
-                ({"status": "void"}, "X-Env: test"),
-            )
-        ]
-
-    answers = run(all_of())
+    answers = [
+        await send(gateway, "/paid", json.dumps(body), header)
+        for body, header in (
+            ({"status": "paid", "test": False}, live),
+            ({"status": "refunded", "test": False}, "X-Env: live"),
+            ({"status": "paid", "test": 0}, live),
+            ({"status": "paid", "test": False}, "X-Env: test"),
+            ({"status": "other", "test": False}, live),
+            ([], live),
+            ({"status": "void"}, "X-Env: test"),
+        )
+    ]
 
     assert [a.status for a in answers] == [200, 200, 204, 204, 204, 204, 200]
     assert json.loads(answers[-1].body)[0] == "str"

@@ -442,7 +442,7 @@ def test_killed_child_is_replaced_and_what_it_counted_stays(one, worker):
     assert metric(one, "gateway_connections_open") == 0
 
 
-def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker, tmp_path):
+async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker, tmp_path):
     # Given a gateway with two children and a file,
     config = tmp_path / "gateway.toml"
     config.write_text('processes = 2\n[[routes]]\npath = "/"\n')
@@ -471,13 +471,10 @@ def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker
             async with await Connection.open(port(server)) as connection:
                 answers.append((await connection.ask(request(b"x"))).status)
 
-    async def load() -> list[int]:
-        answers: list[int] = []
-        os.kill(server.pid, signal.SIGHUP)
-        await asyncio.gather(*(client(answers) for _ in range(10)))
-        return answers
-
-    assert set(asyncio.run(asyncio.wait_for(load(), TIMEOUT))) == {200}
+    answers: list[int] = []
+    os.kill(server.pid, signal.SIGHUP)
+    await asyncio.gather(*(client(answers) for _ in range(10)))
+    assert set(answers) == {200}
     until(lambda: len(children(server)) == 1)
     assert not set(children(server)) & set(old)
     assert post(server, b"x", "/new").status == 200
@@ -599,7 +596,7 @@ def test_killed_childs_successor_is_not_doubled_by_a_hangup(one):
 # Stopping ---------------------------------------------------------------------------------
 
 
-def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worker):
+async def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worker):
     server = gateway("--processes", "2")
 
     async def client(answers: list[int]) -> None:
@@ -612,16 +609,12 @@ def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worke
                     assert await connection.at_end()
                     return
 
-    async def load() -> list[int]:
-        answers: list[int] = []
-        clients = [asyncio.ensure_future(client(answers)) for _ in range(50)]
-        while len(answers) < 200:
-            await asyncio.sleep(0.01)
-        os.kill(server.pid, signal.SIGTERM)
-        await asyncio.gather(*clients)
-        return answers
-
-    answers = asyncio.run(asyncio.wait_for(load(), TIMEOUT))
+    answers: list[int] = []
+    clients = [asyncio.ensure_future(client(answers)) for _ in range(50)]
+    while len(answers) < 200:
+        await asyncio.sleep(0.01)
+    os.kill(server.pid, signal.SIGTERM)
+    await asyncio.gather(*clients)
     assert set(answers) == {200} and len(answers) > 200
     assert exit_code(server) == 0
     assert "Traceback" not in server.output()
@@ -668,21 +661,18 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway
         assert "Traceback" not in said
 
 
-def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
+async def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
     busy = gateway(*nobody(60))
     config = Path(nobody(60)[1])
     config.write_text(f"grace = 0.2\n{config.read_text()}")
     os.kill(busy.pid, signal.SIGHUP)
     until(lambda: "reloaded" in busy.output())
 
-    async def talk() -> None:
-        async with await Connection.open(port(busy)) as connection:
-            await wait_at(connection, busy)
-            os.kill(busy.pid, signal.SIGTERM)
-            with suppress(ConnectionResetError):
-                assert await connection.at_end()
-
-    asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    async with await Connection.open(port(busy)) as connection:
+        await wait_at(connection, busy)
+        os.kill(busy.pid, signal.SIGTERM)
+        with suppress(ConnectionResetError):
+            assert await connection.at_end()
 
     assert exit_code(busy) == 0
     assert "drained: requests cut off after `grace` without an answer: 1\n" in busy.output()
@@ -719,20 +709,17 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     assert "requests: " not in one.output()
 
 
-def test_second_signal_ends_at_once(gateway, nobody):
+async def test_second_signal_ends_at_once(gateway, nobody):
     server = gateway(*nobody(60))
 
-    async def talk() -> None:
-        async with await Connection.open(port(server)) as connection:
-            await wait_at(connection, server)
-            os.kill(server.pid, signal.SIGTERM)
-            while "draining" not in server.output():
-                await asyncio.sleep(0.01)
-            os.kill(server.pid, signal.SIGTERM)
-            with suppress(ConnectionResetError):
-                assert await connection.at_end()
-
-    asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    async with await Connection.open(port(server)) as connection:
+        await wait_at(connection, server)
+        os.kill(server.pid, signal.SIGTERM)
+        while "draining" not in server.output():
+            await asyncio.sleep(0.01)
+        os.kill(server.pid, signal.SIGTERM)
+        with suppress(ConnectionResetError):
+            assert await connection.at_end()
     exit_code(server)
     assert "Traceback" not in server.output()
 

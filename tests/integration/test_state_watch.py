@@ -46,21 +46,18 @@ def test_how_full_redis_is_can_be_seen(gateway, redis_server):
             client.config_set("maxmemory", 0)
 
 
-def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
+async def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
     caplog.set_level(logging.DEBUG, "gateway.claims.state_watch")
     gone = config(rabbitmq.url, f"redis://127.0.0.1:{free_port()}/0")
     metrics = Metrics()
     metrics.set("gateway_state_keys", 7)
 
-    async def watch() -> None:
-        store = StateStore(gone, "claims")
-        watching = StateWatch(metrics, store)
-        await store.start()
-        await watching.start()
-        await eventually(lambda: "cannot check the Redis of the claims" in caplog.text)
-        await watching.stop()
-        await store.stop()
-
-    asyncio.run(watch())
+    store = StateStore(gone, "claims")
+    watching = StateWatch(metrics, store)
+    await store.start()
+    await watching.start()
+    await eventually(lambda: "cannot check the Redis of the claims" in caplog.text)
+    await watching.stop()
+    await store.stop()
     assert metrics.get("gateway_state_keys") == 7
     metrics.close()

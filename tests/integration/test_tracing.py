@@ -304,20 +304,17 @@ def test_a_sender_that_leaves_is_told(gateway, collector):
     assert "http.response.status_code" not in told
 
 
-def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
+async def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
     first, second = (
         f"traceparent: 00-{'c' * 32}-{PARENT}-00",
         f"traceparent: 00-{'d' * 32}-{PARENT}-00",
     )
     key = "Idempotency-Key: traced"
 
-    async def both() -> list[Answer]:
-        return await gather(
-            send(gateway, "/once?seconds=1", "joined", first, key),
-            send(gateway, "/once?seconds=1", "joined", second, key),
-        )
-
-    answers = run(both())
+    answers = await gather(
+        send(gateway, "/once?seconds=1", "joined", first, key),
+        send(gateway, "/once?seconds=1", "joined", second, key),
+    )
 
     # Both get the answer of one task, and each its own ids.
     assert answers[0].body == answers[1].body

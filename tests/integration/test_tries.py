@@ -196,21 +196,18 @@ def test_at_the_end_nobody_waits(servers, deployments):
 
 
 # The last one: its task never runs, so the gateway goes on listening for the result.
-def test_tries_go_on_counting_after_one_was_refused(servers, deployments):
+async def test_tries_go_on_counting_after_one_was_refused(servers, deployments):
     # The first comes to nothing, as the queue is missing. The third is the last all the same,
     # and has to have an answer in time.
     gateway, body = deployments[0].gateways[0], deployments[0].message(40)
 
-    async def tries() -> tuple[bytes, float]:
-        refused = await send(gateway, REFUSED.path, body)
-        assert refused.type == "unroutable"
-        await asyncio.to_thread(declare, servers, "later")
-        assert await send(gateway, REFUSED.path, body, patience=REFUSED.patience) is None
-        began = monotonic()
-        answer = await send(gateway, REFUSED.path, body, patience=REFUSED.patience)
-        return answer and answer.body, monotonic() - began
-
-    answer, seconds = run(tries())
+    refused = await send(gateway, REFUSED.path, body)
+    assert refused.type == "unroutable"
+    await asyncio.to_thread(declare, servers, "later")
+    assert await send(gateway, REFUSED.path, body, patience=REFUSED.patience) is None
+    began = monotonic()
+    answer = await send(gateway, REFUSED.path, body, patience=REFUSED.patience)
+    answer, seconds = answer and answer.body, monotonic() - began
 
     assert answer == b"success"
     assert seconds <= REFUSED.deadline + GRACE
