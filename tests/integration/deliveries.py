@@ -16,6 +16,7 @@ from gateway.claims.claim import DIGEST, Record, read
 from gateway.stack.loopback import answers_ok
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
@@ -27,12 +28,7 @@ secret_key = "of these tests only"
 public_url = "https://hooks.example.com"
 """
 #: A route whose deliveries are known by a header, and whose task notes each execution.
-KEYED = """
-[[routes]]
-path = "/keyed"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-"""
+KEYED = route("/keyed", idempotency="header:Idempotency-Key")
 
 
 class Servers:

@@ -14,22 +14,16 @@ from gateway.stack.server import poll
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.integration.deliveries import ROOT, URLS
+from tests.support.config import route
 from tests.support.stack import RabbitMQ, Server, Stack
 
 TIMEOUT = 30  # seconds
 DEAD = "gateway.dead"
-ROUTES = """
-timeout = 25
-[[routes]]
-path = "/wait"
-task = "faults.run"
-queue = "{queue}"
-[[routes]]
-path = "/accept"
-task = "faults.run"
-queue = "{queue}"
-answer = "accept"
-"""
+ROUTES = (
+    "timeout = 25\n"
+    + route("/wait", queue="{queue}")
+    + route("/accept", queue="{queue}", answer="accept")
+)
 
 
 class Servers:

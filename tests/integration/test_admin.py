@@ -45,7 +45,7 @@ async def test_bodies_and_large_headers_are_not_read(gateway, data):
         connection.send(data)
         # Before any timeout.
         await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
-    assert get(f"{gateway.admin_url}/healthz").code == 200
+    assert (await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")).code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])

@@ -22,6 +22,7 @@ from gateway.config.strategies import STRATEGIES
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, expired, gather, port, run, send, state_of
 from tests.integration.test_stack import exists
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -32,63 +33,22 @@ RATE = float(os.environ.get("ACCEPT_RATE", "100"))
 
 CONFIG = (
     URLS
-    + """
-timeout = 5
-
-[[routes]]
-path = "/accept"
-answer = "accept"
-task = "faults.run"
-
-[[routes]]
-path = "/accept-once"
-answer = "accept"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-prefer = true
-deadline = 2
-content_type = "application/xml"
-
-[[routes]]
-path = "/unmoved"
-task = "faults.run"
-
-[[routes]]
-path = "/later"
-answer = "wait-then-accept"
-task = "faults.run"
-deadline = 1.0
-
-[[routes]]
-path = "/soon"
-answer = "wait-then-accept"
-task = "faults.run"
-deadline = 30.0
-
-[[routes]]
-path = "/fallback"
-answer = "wait-then-accept"
-task = "faults.run"
-deadline = 1.0
-fallback = "success"
-content_type = "text/xml"
-
-[[routes]]
-path = "/fails"
-answer = "accept"
-task = "appserver.tasks.fail"
-
-[[routes]]
-path = "/nowhere"
-answer = "accept"
-task = "faults.run"
-queue = "a-queue-that-nobody-makes"
-declare = false
-"""
+    + "timeout = 5\n"
+    + route("/accept", answer="accept")
+    + route("/accept-once", answer="accept", idempotency="header:Idempotency-Key")
+    + route("/wait", prefer=True, deadline=2, content_type="application/xml")
+    + route("/unmoved")
+    + route("/later", answer="wait-then-accept", deadline=1.0)
+    + route("/soon", answer="wait-then-accept", deadline=30.0)
+    + route(
+        "/fallback",
+        answer="wait-then-accept",
+        deadline=1.0,
+        fallback="success",
+        content_type="text/xml",
+    )
+    + route("/fails", "appserver.tasks.fail", answer="accept")
+    + route("/nowhere", answer="accept", queue="a-queue-that-nobody-makes", declare=False)
 )
 
 

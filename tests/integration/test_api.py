@@ -23,46 +23,25 @@ from gateway.admin.api import changes
 from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
+from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.redis_kinds import account
 from tests.support.stack import Server
 
 TOKEN = "of-these-tests-only"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 state_prefix = "api"
 {URLS}
-
-[[routes]]
-path = "/accept"
-task = "faults.run"
-answer = "accept"
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-
-[[routes]]
-path = "/gone"
-task = "faults.run"
-exchange = "there.is.none"
-routing_key = "x"
-
-[[routes]]
-path = "/needs"
-task = "faults.run"
-args = ["json:/no/such"]
-
-[[routes]]
-path = "/pointer"
-task = "faults.run"
-args = ["json:"]
-
-[[routes]]
-path = "/once"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
 """
+    + route("/accept", answer="accept")
+    + route("/wait")
+    + route("/gone", exchange="there.is.none", routing_key="x")
+    + route("/needs", args=["json:/no/such"])
+    + route("/pointer", args=["json:"])
+    + route("/once", idempotency="header:Idempotency-Key")
+)
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,7 @@ def found(config: Config, limit: int = 1_000, **wanted: Any) -> list[Entry]:
     return asyncio.run(find())
 
 
-async def test_a_delivery_is_archived_as_it_changes(config):
+def test_a_delivery_is_archived_as_it_changes(config):
     written(config, begun("a", "hello"), begun("b"))
     assert archive(config) == 2
     assert {each.state for each in stored(config).values()} == {RECEIVED}
@@ -149,12 +149,15 @@ async def test_a_delivery_is_archived_as_it_changes(config):
         "a": (ACCEPTED, 202), "b": (SUCCEEDED, 200),
     }  # fmt: skip
 
-    async with journal(config) as store:
-        await store.settle("a", "first", End(FAILED, "ValueError: \0\ud800 no", 3))
-        await store.begin_replay("b", "second", "first")
-        await store.end_replay("b", "second", taken=True)
-        refusal = Refusal("c", about("c"), b"[[{}, {}, null], {}, {}]", 401, 0.1, "unverified")
-        await store.refuse(refusal)
+    async def go_on() -> None:
+        async with journal(config) as store:
+            await store.settle("a", "first", End(FAILED, "ValueError: \0\ud800 no", 3))
+            await store.begin_replay("b", "second", "first")
+            await store.end_replay("b", "second", taken=True)
+            refusal = Refusal("c", about("c"), b"[[{}, {}, null], {}, {}]", 401, 0.1, "unverified")
+            await store.refuse(refusal)
+
+    asyncio.run(go_on())
     assert archive(config) == 3
     rows = stored(config)
     assert (rows["a"].state, rows["a"].attempts, rows["a"].error[:11]) == (FAILED, 3, "ValueError:")
@@ -187,16 +190,17 @@ def test_journal_and_archive_are_read_as_one(config, monkeypatch, waiting):
 
 
 @pytest.mark.parametrize("waiting", [0, 1_000])
-async def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(
-    config, monkeypatch, waiting
-):
+def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config, monkeypatch, waiting):
     monkeypatch.setattr("gateway.archive.reading._WAITING", waiting)
     written(config, begun("a"), answer("a", FAILED, 502))
     archive(config)
 
-    async with journal(config) as store:
-        await store.begin_replay("a", "second", "first")
-        await store.end_replay("a", "second", taken=True)
+    async def replay() -> None:
+        async with journal(config) as store:
+            await store.begin_replay("a", "second", "first")
+            await store.end_replay("a", "second", taken=True)
+
+    asyncio.run(replay())
     assert found(config, state=frozenset([FAILED])) == []
     assert [each.state for each in found(config)] == ["replayed"]
     for bound, number in (("since", 0), ("until", 1)):
@@ -522,7 +526,7 @@ def test_the_archive_is_read_where_no_redis_is_named(config):
 
 
 @pytest.mark.parametrize("archived", ["all", "before", "none"])
-async def test_a_person_is_erased(config, archived, tmp_path, capsys):
+def test_a_person_is_erased(config, archived, tmp_path, capsys):
     escaped = json.dumps(MARK)[1:-1]
     marked = (begun("in-a-body", f"paid by {MARK}"), begun("in-json", json.dumps({"who": MARK})),
               begun("in-an-event", event=MARK.upper()), begun("other", "another"))  # fmt: skip
@@ -535,11 +539,14 @@ async def test_a_person_is_erased(config, archived, tmp_path, capsys):
     else:
         Database(config).migrate()
 
+    async def count() -> None:
+        async with journal(config) as store:
+            failing = await store.failing("process", 60.0, 10)
+            assert failing is not None
+            assert await store.count(failing, news=True) == 2
+
     written(config, begun("fails"), answer("fails", FAILED, 502, "4711"))
-    async with journal(config) as store:
-        failing = await store.failing("process", 60.0, 10)
-        assert failing is not None
-        assert await store.count(failing, news=True) == 2
+    asyncio.run(count())
 
     digest, task = b"d" * 16, uuid4()
     done = b"D" + bytes(7) + task.bytes + b"8" * 8

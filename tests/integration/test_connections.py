@@ -33,6 +33,7 @@ from gateway.strategies.celery_client import CeleryClient
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at
 from tests.support.certificates import Certificates
+from tests.support.config import route
 from tests.support.requests import get, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
@@ -408,15 +409,8 @@ def listed(
     home = tmp_path_factory.mktemp("shop")
     (home / "shop.py").write_text(SHOP)
     toml = home / "gateway.toml"
-    toml.write_text(f"""
-broker_url = {json.dumps(brokers.urls)}
-[[routes]]
-path = "/"
-[[routes]]
-path = "/shop"
-task = "shop.take_order"
-queue = "shop"
-""")
+    routes = route("/", None) + route("/shop", "shop.take_order", queue="shop")
+    toml.write_text(f"broker_url = {json.dumps(brokers.urls)}\n{routes}")
 
     def gateway(strategy: str) -> Server:
         # A list from the file for some, from the command line for others.

@@ -15,51 +15,26 @@ from gateway.cli import main
 from gateway.stack.server import poll
 from gateway.stores import pipeline
 from tests.integration.deliveries import Servers, gather, port, run, send
+from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
-CONFIG = """
+CONFIG = (
+    """\
 journal = {journal}
 
 [sources.shop]
 scheme = "github"
 secrets = ["sesame"]
-
-[[routes]]
-path = "/orders/{{shop}}"
-task = "faults.run"
-
-[[routes]]
-path = "/later"
-task = "faults.run"
-queue = "journal-later"
-deadline = 1.0
-
-[[routes]]
-path = "/deleted"
-task = "faults.run"
-queue = "journal-deleted"
-deadline = 1.0
-
-[[routes]]
-path = "/signed"
-source = "shop"
-task = "faults.run"
-
-[[routes]]
-path = "/needs"
-task = "faults.run"
-args = ["json:/id"]
-
-[[routes]]
-path = "/also-needs"
-task = "faults.run"
-
-[[routes.also]]
-task = "faults.run"
-args = ["json:/id"]
 """
+    + route("/orders/{{shop}}")
+    + route("/later", queue="journal-later", deadline=1.0)
+    + route("/deleted", queue="journal-deleted", deadline=1.0)
+    + route("/signed", source="shop")
+    + route("/needs", args=["json:/id"])
+    + route("/also-needs", also=[{"task": "faults.run", "args": ["json:/id"]}])
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,51 +9,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import kombu
 import pytest
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import servers_at
-from tests.integration.deliveries import ROOT, URLS, Servers, run, send
+from tests.integration.deliveries import ROOT, URLS, Servers, gather, run, send
+from tests.support.config import route
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
 EXPIRES = 8  # seconds of an idle queue, the fewest that leave time for a busy machine
 
-ROUTES = """
-confirm_timeout = {patience}
 
-[[routes]]
-path = "/known"
-task = "dynamic.known"
-queue = "sessions"
-
-[[routes]]
-path = "/wait/{session}"
-task = "faults.run"
-queue = "session-{param:session}"
-queue_pattern = "session-[a-z0-9-]{1,40}"
-queue_expires = {expires}
-static_queue = "sessions"
-
-[[routes]]
-path = "/accept/{session}"
-answer = "accept"
-task = "faults.run"
-queue = "accepted-{param:session}"
-queue_pattern = "accepted-[a-z0-9-]{1,40}"
-queue_limit = 3
-queue_expires = {expires}
-static_queue = "sessions"
-"""
-
-
-def routes(expires: float = EXPIRES) -> str:
+def routes(expires: float = EXPIRES, static: str = "sessions") -> str:
     patience = min(expires / 4, 5)  # as long as it may be
-    text = ROUTES.replace("{expires}", f"{expires:g}").replace("{patience}", f"{patience:g}")
-    return URLS + text
+
+    def of(path: str, begin: str, **more: Any) -> str:
+        queue, pattern = f"{begin}-{{param:session}}", f"{begin}-[a-z0-9-]{{1,40}}"
+        own = {"queue": queue, "queue_pattern": pattern, "queue_expires": expires}
+        return route(path, static_queue=static, **own, **more)
+
+    return (
+        f"{URLS}confirm_timeout = {patience:g}\n"
+        + route("/known", "dynamic.known", queue=static)
+        + of("/wait/{session}", "session")
+        + of("/accept/{session}", "accepted", answer="accept", queue_limit=3)
+    )
 
 
 STOCK = """
@@ -134,12 +119,12 @@ def test_no_more_queues_than_the_limit(gateway, servers):
     until(lambda: answered(gateway, "/accept/limit-9", "limit-9") == 202)
 
 
-async def test_thirty_queues_go_when_they_are_idle(servers):
+def test_thirty_queues_go_when_they_are_idle(servers):
     gateway = servers.gateway("redis", routes(20))
     before = known(gateway)
 
     some = [send(gateway, f"/wait/idle-{n}", f"idle-{n}") for n in range(30)]
-    assert [answer.status for answer in await asyncio.gather(*some)] == [200] * 30
+    assert [answer.status for answer in run(gather(*some))] == [200] * 30
     assert len(listed(servers.broker, "session-idle")) == 30
     assert held(gateway, "/wait/{session}") == 30
     assert len([name for name in known(gateway) if name.startswith("session-idle")]) == 30
@@ -165,7 +150,7 @@ def test_a_stock_worker_consumes_and_stops_consuming(stack, servers, tmp_path):
     env = {"BROKER": servers.broker.url, "BACKEND": servers.results.url}
     env["PYTHONPATH"] = str(tmp_path)
     stock = stack.worker(servers.broker.url, app="stock", queues=["stock"], cwd=tmp_path, env=env)
-    gateway = servers.gateway("redis", routes().replace('"sessions"', '"stock"'))
+    gateway = servers.gateway("redis", routes(static="stock"))
     assert answered(gateway, "/wait/stock", "stock") == 200
     until(lambda: listed(servers.broker, "session-stock") == {"session-stock": (0, 1)})
     until(lambda: not listed(servers.broker, "session-stock"))
@@ -178,16 +163,9 @@ def test_the_worker_that_is_lost_is_replaced(gateway, servers):
     assert answered(gateway, "/wait/lost", "lost-0") == 200
     servers.worker.kill()
     until(lambda: listed(servers.broker, "session-lost") == {"session-lost": (0, 0)})
-    answer, _ = run(_both(send(gateway, "/wait/lost", "lost-1"), _start_worker(servers)))
+    starting = asyncio.to_thread(servers.start_worker, ["sessions"], 1)
+    answer, servers.worker = run(gather(send(gateway, "/wait/lost", "lost-1"), starting))
     assert (answer.status, answer.body) == (200, b"lost-1")
-
-
-async def _both(*work):
-    return await asyncio.gather(*work)
-
-
-async def _start_worker(servers: Servers) -> None:
-    servers.worker = await asyncio.to_thread(servers.start_worker, ["sessions"], 1)
 
 
 def test_a_queue_that_was_deleted_is_declared_again(gateway, servers):
@@ -209,7 +187,7 @@ def test_a_queue_with_other_arguments_is_a_503(gateway, servers):
     servers.broker.ctl("delete_queue", "session-other")
 
 
-async def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
+def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
     assert answered(gateway, "/wait/late", "late") == 200
 
     def channels() -> int:
@@ -220,7 +198,7 @@ async def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers
     servers.broker.freeze()
     try:
         sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
-        assert [answer.status for answer in await asyncio.gather(*sent)] == [503] * 12
+        assert [answer.status for answer in run(gather(*sent))] == [503] * 12
     finally:
         servers.broker.thaw()
     until(lambda: answered(gateway, "/wait/late", "late") == 200)
@@ -275,7 +253,7 @@ def test_a_running_task_keeps_its_queue(servers):
     """Its message is not acknowledged, and would be lost with the queue and the worker."""
     expires = 16
     busy = servers.start_worker(["busy"], concurrency=2)  # it answers while its task runs
-    gateway = servers.gateway("redis", routes(expires).replace('"sessions"', '"busy"'))
+    gateway = servers.gateway("redis", routes(expires, "busy"))
     assert answered(gateway, f"/accept/long?seconds={1.5 * expires}", "long") == 202
     kept = {"accepted-long": (1, 1)}
     until(lambda: listed(servers.broker, "accepted-long") == kept)

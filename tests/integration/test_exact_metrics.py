@@ -20,6 +20,7 @@ import pytest
 
 from gateway.metric_table import OTHER
 from tests.integration.deliveries import Servers, run
+from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.requests import REQUESTS, confirmed, metric, total
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -27,21 +28,16 @@ from tests.support.waiting import until
 
 PROCESSES, CONNECTIONS = 4, 48
 MANY, SOME = 4_000, 1_500  # requests
-CONFIG = """
+CONFIG = (
+    """\
 [sources.signed]
 scheme = "hmac"
 signature = "header:X-Signature"
 secrets = ["a secret of these tests"]
-
-[[routes]]
-path = "/count"
-task = "tests.count"
-deadline = 50
-
-[[routes]]
-path = "/signed"
-source = "signed"
 """
+    + route("/count", "tests.count", deadline=50)
+    + route("/signed", None, source="signed")
+)
 #: What is sent in turn: method, target, the route that it is counted by, status.
 KINDS = [
     ("POST", "/count", "/count", 200),

@@ -22,25 +22,14 @@ from gateway.pending_task import PendingTask
 from gateway.stack.loopback import answers_ok
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
+from tests.support.config import route
 from tests.support.requests import confirmed
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
 
-FAIR = """
-[[routes]]
-path = "/{queue}/taken"
-answer = "accept"
-task = "faults.run"
-queue = "{queue}"
-fair_by = "header:x-tenant"
-
-[[routes]]
-path = "/{queue}"
-task = "faults.run"
-queue = "{queue}"
-fair_by = "header:x-tenant"
-idempotency = "header:Idempotency-Key"
-"""
+FAIR = route("/{queue}/taken", answer="accept", queue="{queue}", fair_by="header:x-tenant") + route(
+    "/{queue}", queue="{queue}", fair_by="header:x-tenant", idempotency="header:Idempotency-Key"
+)
 FLOOD = 200
 
 

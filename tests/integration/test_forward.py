@@ -20,10 +20,12 @@ import redis
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.config import route
 from tests.support.stack import Server, free_port
 
 TOKEN = "of-these-tests-only"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 admin_token = "{TOKEN}"
 state_prefix = "forward"
@@ -32,21 +34,11 @@ state_prefix = "forward"
 [sources.forge]
 scheme = "github"
 secrets = ["sesame"]
-
-[[routes]]
-path = "/plain"
-task = "faults.run"
-
-[[routes]]
-path = "/forge"
-source = "forge"
-task = "faults.run"
-
-[[routes]]
-path = "/args"
-task = "faults.run"
-args = ["json:/id"]
 """
+    + route("/plain")
+    + route("/forge", source="forge")
+    + route("/args", args=["json:/id"])
+)
 PATIENCE = 60  # seconds
 
 

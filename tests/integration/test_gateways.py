@@ -14,19 +14,16 @@ from redis import Redis
 
 from gateway.history.gateways import KEY
 from gateway.stack.server import poll
+from tests.support.config import route
 from tests.support.requests import get, metric
 from tests.support.stack import Clock, RabbitMQ, Server, Stack, free_port
 
 SOON = 10  # seconds in which a change is seen
-CONFIG = """
+CONFIG = """\
 secret_key = "of these tests only"
 public_url = "http://127.0.0.1:8000"
 state_prefix = "two"
-
-[[routes]]
-path = "/orders"
-idempotency = "header:idempotency-key"
-"""
+""" + route("/orders", None, idempotency="header:idempotency-key")
 
 
 class Two:

@@ -12,19 +12,19 @@ import pytest
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import port_of
+from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.requests import get
 from tests.support.stack import RabbitMQ, Server, Stack
 
-CONFIG = """
-[[routes]]
-path = "/signed"
-source = "us"
-
+CONFIG = (
+    route("/signed", None, source="us")
+    + """\
 [sources.us]
 scheme = "standard"
 secrets = ["whsec_ZmF1bHRzZmF1bHRzZmF1bHRz"]
 """
+)
 
 
 @pytest.fixture

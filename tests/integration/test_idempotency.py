@@ -29,6 +29,7 @@ from tests.integration.deliveries import (
     state_of,
     until_free,
 )
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -39,57 +40,25 @@ CONFIG = (
     "log_requests = true\n"
     + URLS
     + KEYED
-    + """
-[[routes]]
-path = "/json"
-task = "faults.run"
-idempotency = "json:/event/id"
-
-[[routes]]
-path = "/fail"
-task = "appserver.tasks.fail"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/unknown"
-task = "appserver.tasks.that_nobody_wrote"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/nowhere"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-queue = "a-queue-that-comes-later"
-declare = false
-
-[[routes]]
-path = "/full"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-queue = "a-queue-for-one"
-
-[[routes]]
-path = "/answer"
-task = "retries.answer"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/final"
-task = "retries.answer"
-idempotency = "header:Idempotency-Key"
-final = "below 504, but 200, 404"
-
-[[routes]]
-path = "/alike"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-idempotency_scope = "route"
-
-[[routes]]
-path = "/accepted"
-answer = "accept"
-task = "no.such.task"
-"""
+    + route("/json", idempotency="json:/event/id")
+    + route("/fail", "appserver.tasks.fail", idempotency="header:Idempotency-Key")
+    + route("/unknown", "appserver.tasks.that_nobody_wrote", idempotency="header:Idempotency-Key")
+    + route(
+        "/nowhere",
+        idempotency="header:Idempotency-Key",
+        queue="a-queue-that-comes-later",
+        declare=False,
+    )
+    + route("/full", idempotency="header:Idempotency-Key", queue="a-queue-for-one")
+    + route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
+    + route(
+        "/final",
+        "retries.answer",
+        idempotency="header:Idempotency-Key",
+        final="below 504, but 200, 404",
+    )
+    + route("/alike", idempotency="header:Idempotency-Key", idempotency_scope="route")
+    + route("/accepted", "no.such.task", answer="accept")
 )
 COPIES = 100
 JOINED = "gateway_duplicates_joined_total"

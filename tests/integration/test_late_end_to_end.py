@@ -16,6 +16,7 @@ from gateway.late.record import LEASE
 from tests.integration.deliveries import URLS, Servers, port
 from tests.integration.late_senders import SenderServer, discord, serving, slack, wechat
 from tests.integration.senders import SECRET, proof, times
+from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import Server
@@ -23,59 +24,40 @@ from tests.support.waiting import eventually
 
 KILLS = int(os.environ.get("KILLS", "1"))
 
-WECHAT = """
-journal = 100
-[sources.main]
-scheme = "wechat"
-secrets = "{secret}"
-app_id = "wx1"
-app_secret = "app secret"
 
-[[routes]]
-path = "/wechat"
-source = "main"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = {deadline}
-retry_after = {pause}
+def of_wechat(host: str, **times: float) -> str:
+    """A configuration with a route of WeChat's, whose results are sent late to `host`."""
+    url = f"http://{host}/cgi-bin/"
+    body = {"grant_type": "client_credential", "appid": "{app_id}", "secret": "{app_secret}"}
+    token = {"url": f"{url}stable_token", "body": body}
+    late = {
+        "like": "wechat",
+        "hosts": [host],
+        "url": f"{url}message/custom/send?access_token={{token}}",
+        "fetch": {**token, "token": "/access_token", "life": "/expires_in"},
+    }
+    app = {"app_id": "wx1", "app_secret": "app secret"}
+    return (
+        "journal = 100\n"
+        + source("main", "wechat", secrets=SECRET, **app)
+        + route("/wechat", source="main", answer="wait-then-accept", late=late, **times)
+    )
 
-[routes.late]
-like = "wechat"
-hosts = ["{host}"]
-url = "http://{host}/cgi-bin/message/custom/send?access_token={{token}}"
-[routes.late.fetch]
-url = "http://{host}/cgi-bin/stable_token"
-body = {{ grant_type = "client_credential", appid = "{{app_id}}", secret = "{{app_secret}}" }}
-token = "/access_token"
-life = "/expires_in"
-"""
 
-KEYED = f"""
-journal = 1000
-{URLS}
-"""
-KEYED += """
-[[routes]]
-path = "/slack"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-answer = "accept"
-fallback = "soon"
-late = {{ like = "slack", hosts = ["{slack}"] }}
-
-[[routes]]
-path = "/discord"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-answer = "wait-then-accept"
-deadline = 0.3
-fallback = '{{"type":5}}'
-content_type = "application/json"
-[routes.late]
-like = "discord"
-hosts = ["{discord}"]
-url = "http://{discord}/webhooks/{{json:/application_id}}/{{json:/token}}/messages/@original"
-"""
+def keyed(slack: str, discord: str) -> str:
+    """A configuration with routes whose deliveries have keys, and are answered late there."""
+    key = {"idempotency": "header:Idempotency-Key"}
+    url = f"http://{discord}/webhooks/{{json:/application_id}}/{{json:/token}}/messages/@original"
+    in_slack = {"answer": "accept", "fallback": "soon", "late": {"like": "slack", "hosts": [slack]}}
+    in_discord = {
+        "answer": "wait-then-accept",
+        "deadline": 0.3,
+        "fallback": '{"type":5}',
+        "content_type": "application/json",
+        "late": {"like": "discord", "hosts": [discord], "url": url},
+    }
+    routes = route("/slack", **key, **in_slack) + route("/discord", **key, **in_discord)
+    return f"journal = 1000\n{URLS}{routes}"
 
 
 def entry(servers: Servers, delivery_id: str) -> dict[str, str]:
@@ -96,8 +78,7 @@ async def test_wechats_user_gets_the_answer_after_three_tries(servers, strategy,
     """Each try is held, the last one answered with success; at first in a fifth of the time."""
 
     async with serving(SenderServer(wechat)) as server:
-        times = {"deadline": pause - 0.5, "pause": pause}
-        config = WECHAT.format(secret=SECRET, host=server.host, **times)
+        config = of_wechat(server.host, deadline=pause - 0.5, retry_after=pause)
         gateway = await asyncio.to_thread(servers.gateway, strategy, config)
         name, user = f"long-{uuid4()}", f"o{uuid4()}"
         body = (
@@ -182,7 +163,7 @@ async def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_un
 
     kinds = {"/slack": slack, "/discord": discord}
     async with serving(SenderServer(kinds[path])) as server:
-        config = KEYED.format(slack=server.host, discord=server.host)
+        config = keyed(server.host, server.host)
         other = await asyncio.to_thread(servers.gateway, "redis", config)
         await asyncio.gather(*(at(step, server, config) for step in LATE))
         await asyncio.to_thread(other.stop)

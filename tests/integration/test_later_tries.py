@@ -25,17 +25,13 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
-ANSWER = """
-[[routes]]
-path = "/answer"
-task = "retries.answer"
-idempotency = "header:Idempotency-Key"
-"""
+ANSWER = route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +63,13 @@ def forgetful(servers: Servers) -> Server:
 @pytest.fixture(scope="module")
 def other(servers: Servers) -> Server:
     """A gateway with a last try that is held, and with another task on the usual path."""
-    config = """
-[[routes]]
-path = "/message"
-task = "faults.run"
-answer = "wait-then-accept"
-idempotency = "header:Idempotency-Key"
-deadline = 8
-fallback = "success"
-"""
+    config = route(
+        "/message",
+        answer="wait-then-accept",
+        idempotency="header:Idempotency-Key",
+        deadline=8,
+        fallback="success",
+    )
     keyed = KEYED.replace("/keyed", "/waits") + KEYED.replace("faults.run", "retries.answer")
     return servers.gateway("pika", config + keyed)
 

@@ -18,6 +18,7 @@ import yaml
 from gateway.config.settings import Config
 from gateway.http.server import OTHER_FILES
 from gateway.stack.server import poll
+from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.requests import get, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -90,22 +91,11 @@ SLOW = [b"x" * 50_000] * 20
 FIELDS = [f"X{n}: {'y' * 50}" for n in range(240)]
 #: Parsed it takes 27 times its text, which is a thousandth when it is compressed.
 PARSED = b'{"id":1,"x":[' + b",".join([b'{"":0}'] * (MIB // 7 - 10)) + b"]}"
-ROUTES = """
-[[routes]]
-path = "/"
-queue = "memory"
-
-[[routes]]
-path = "/reads"
-queue = "memory"
-args = ["json:/id"]
-when = { "json:/id" = [1] }
-
-[[routes]]
-path = "/reads-no"
-queue = "memory"
-when = { "json:/id" = [2] }
-"""
+ROUTES = (
+    route("/", None, queue="memory")
+    + route("/reads", None, queue="memory", args=["json:/id"], when={"json:/id": [1]})
+    + route("/reads-no", None, queue="memory", when={"json:/id": [2]})
+)
 #: On how many connections is sent what, in pieces; and the statuses of those that are answered.
 ATTACKS = {
     "bodies to a path that does not exist": (300, [begun(MIB, "/no"), *SLOW], {404}),

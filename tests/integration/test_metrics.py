@@ -15,11 +15,13 @@ from gateway.journal.redis_store import RedisStore
 from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.support.config import route
 from tests.support.requests import metric, total
 from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
 
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 state_prefix = "metrics"
 {URLS}
@@ -28,54 +30,17 @@ state_prefix = "metrics"
 scheme = "hmac"
 signature = "header:X-Signature"
 secrets = ["a secret of these tests"]
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-deadline = 50
-
-[[routes]]
-path = "/fails"
-task = "appserver.tasks.fail"
-
-[[routes]]
-path = "/late"
-task = "faults.run"
-deadline = 0.3
-
-[[routes]]
-path = "/later"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = 0.3
-
-[[routes]]
-path = "/fallback"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = 0.3
-fallback = "success"
-
-[[routes]]
-path = "/accepted"
-task = "faults.run"
-answer = "accept"
-
-[[routes]]
-path = "/accepted-and-fails"
-task = "appserver.tasks.fail"
-answer = "accept"
-
-[[routes]]
-path = "/once"
-task = "faults.run"
-deadline = 50
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/signed"
-source = "signed"
 """
+    + route("/wait", deadline=50)
+    + route("/fails", "appserver.tasks.fail")
+    + route("/late", deadline=0.3)
+    + route("/later", answer="wait-then-accept", deadline=0.3)
+    + route("/fallback", answer="wait-then-accept", deadline=0.3, fallback="success")
+    + route("/accepted", answer="accept")
+    + route("/accepted-and-fails", "appserver.tasks.fail", answer="accept")
+    + route("/once", deadline=50, idempotency="header:Idempotency-Key")
+    + route("/signed", None, source="signed")
+)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 WAITS = "gateway_result_wait_seconds"
 #: Gives how much a metric has grown since it was given.

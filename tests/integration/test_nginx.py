@@ -19,20 +19,13 @@ from gateway.config.settings import Config
 from gateway.stack.loopback import accepts, answers_ok
 from gateway.stack.nginx import NGINX_CONF
 from gateway.stack.server import poll
+from tests.support.config import route
 from tests.support.http_client import request
 from tests.support.requests import REQUESTS, get, metric, post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
-ROUTES = """
-[[routes]]
-path = "/"
-
-[[routes]]
-path = "/nobody"
-queue = "nobody-behind-nginx"
-deadline = 60
-"""
+ROUTES = route("/", None) + route("/nobody", None, queue="nobody-behind-nginx", deadline=60)
 
 ROOT = Path(__file__).parents[2]
 

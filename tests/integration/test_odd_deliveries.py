@@ -24,16 +24,12 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.config import route
 from tests.support.requests import PUBLISHED, confirmed, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
-ODD = """
-[[routes]]
-path = "/odd"
-task = "retries.odd"
-idempotency = "header:Idempotency-Key"
-"""
+ODD = route("/odd", "retries.odd", idempotency="header:Idempotency-Key")
 BLOCKED = "broker-blocked"
 WATERMARK = "set_vm_memory_high_watermark"
 

@@ -9,6 +9,7 @@ import kombu
 import pytest
 
 from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.config import route
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
@@ -16,14 +17,9 @@ QUEUES = ["order-0", "order-1", "order-2"]
 KEYS = [f"account-{n}" for n in range(24)]
 EACH = 10
 
-ROUTE = """
-[[routes]]
-path = "/ordered"
-answer = "accept"
-task = "faults.run"
-queues = {queues}
-ordering_key = "json:/account"
-"""
+
+def ordered(*queues: str) -> str:
+    return URLS + route("/ordered", answer="accept", queues=queues, ordering_key="json:/account")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,7 @@ def lying_in(broker: RabbitMQ, queue: str) -> list[str]:
 
 
 async def test_one_key_one_queue_one_order(servers):
-    gateway = servers.gateway("redis", URLS + ROUTE.format(queues=QUEUES), "--processes", "2")
+    gateway = servers.gateway("redis", ordered(*QUEUES), "--processes", "2")
 
     async def deliver_in_order(key: str) -> None:
         for number in range(EACH):
@@ -78,7 +74,7 @@ async def test_one_key_one_queue_one_order(servers):
     # One queue more takes its share from all of them, and moves nothing else.
     for worker in workers:
         worker.stop()
-    more = servers.gateway("redis", URLS + ROUTE.format(queues=[*QUEUES, "order-3"]))
+    more = servers.gateway("redis", ordered(*QUEUES, "order-3"))
 
     async def deliver_once_more() -> None:
         answers = [await send(more, "/ordered", event(key, EACH)) for key in KEYS]
@@ -95,6 +91,6 @@ async def test_one_key_one_queue_one_order(servers):
 
 
 def test_a_delivery_without_its_key_is_malformed(servers):
-    gateway = servers.gateway("redis", URLS + ROUTE.format(queues=QUEUES))
+    gateway = servers.gateway("redis", ordered(*QUEUES))
     assert run(send(gateway, "/ordered", "{}")).type == "bad-request"
     gateway.stop()

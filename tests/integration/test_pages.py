@@ -23,13 +23,15 @@ from gateway.admin.pages import view
 from gateway.config.redaction import HIDDEN
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, gather, run, send
+from tests.support.config import route
 from tests.support.requests import post
 from tests.support.stack import Server, Stack
 
 TOKEN = "of-these-tests-only"
 SECRET = "never-to-be-shown"
 MARKUP = "<script>alert(1)</script>"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 journal_refused = true
 state_prefix = "pages"
@@ -43,34 +45,13 @@ secrets = ["{SECRET}"]
 [sources.strange]
 scheme = "github"
 secrets = ["{SECRET}"]
-
-[[routes]]
-path = "/strange"
-source = "strange"
-task = "faults.run"
-args = ["json:/order"]
-
-[[routes]]
-path = "/wait/{{shop}}"
-task = "faults.run"
-
-[[routes]]
-path = "/forge"
-source = "forge"
-events = ["push"]
-task = "faults.run"
-
-[[routes]]
-path = "/hidden"
-task = "faults.run"
-redact = ["json:/card"]
-
-[[routes]]
-path = "/nobody"
-task = "faults.run"
-queue = "nobodys"
-answer = "accept"
 """
+    + route("/strange", source="strange", args=["json:/order"])
+    + route("/wait/{shop}")
+    + route("/forge", source="forge", events=["push"])
+    + route("/hidden", redact=["json:/card"])
+    + route("/nobody", queue="nobodys", answer="accept")
+)
 
 
 @pytest.fixture(scope="module")

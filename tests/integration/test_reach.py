@@ -16,95 +16,68 @@ import redis
 from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 CONFIG = (
     URLS
-    + """
-
-journal = 1000
-
-[[routes]]
-path = "/kept"
-task = "shop.options"
-exchange = "events"
-routing_key = "orders.{json:/kind}"
-priority = "json:/urgency"
-message_headers = { region = "header:x-region" }
-answer = "wait-then-accept"
-
-[[routes]]
-path = "/pay/{shop}"
-task = "shop.pay"
-args = ["json:/order/id"]
-[routes.kwargs]
-email = "json:/customer/email"
-tenant = "header:X-Tenant"
-page = { from = "query:page", default = 1 }
-shop = "param:shop"
-data = "json:"
-raw = "body"
-caller = "remote"
-kind = "event"
-source = "source"
-id = "delivery"
-
-[[routes]]
-path = "/raw"
-task = "shop.raw"
-kwargs = { payload = "body" }
-
-[[routes]]
-path = "/about/{shop}"
-task = "shop.about"
-args = []
-
-[[routes]]
-path = "/options"
-task = "shop.options"
-priority = "json:/urgency"
-countdown = 1
-expires = 600
-time_limit = 60
-soft_time_limit = 50
-message_headers = { region = "header:x-region" }
-
-[[routes]]
-path = "/topic"
-task = "shop.options"
-exchange = "events"
-routing_key = "orders.{json:/kind}"
-
-[[routes]]
-path = "/later"
-task = "shop.options"
-exchange = "made-later"
-
-[[routes]]
-path = "/breaks"
-task = "shop.breaks"
-link_error = "shop.noted"
-
-[[routes]]
-path = "/quiet"
-task = "shop.quiet"
-answer = "accept"
-ignore_result = true
-args = [{ from = "json:/text", default = "nothing" }]
-
-[[routes]]
-path = "/paid"
-task = "api.core.main"
-when = { "json:/status" = ["paid", "refunded"], "header:x-env" = "live*", "json:/test" = false }
-
-[[routes]]
-path = "/paid"
-task = "shop.raw"
-args = ["body"]
-when = { "json:/status" = "void" }
-"""
+    + "journal = 1000\n"
+    + route(
+        "/kept",
+        "shop.options",
+        exchange="events",
+        routing_key="orders.{json:/kind}",
+        priority="json:/urgency",
+        message_headers={"region": "header:x-region"},
+        answer="wait-then-accept",
+    )
+    + route(
+        "/pay/{shop}",
+        "shop.pay",
+        args=["json:/order/id"],
+        kwargs={
+            "email": "json:/customer/email",
+            "tenant": "header:X-Tenant",
+            "page": {"from": "query:page", "default": 1},
+            "shop": "param:shop",
+            "data": "json:",
+            "raw": "body",
+            "caller": "remote",
+            "kind": "event",
+            "source": "source",
+            "id": "delivery",
+        },
+    )
+    + route("/raw", "shop.raw", kwargs={"payload": "body"})
+    + route("/about/{shop}", "shop.about", args=[])
+    + route(
+        "/options",
+        "shop.options",
+        priority="json:/urgency",
+        countdown=1,
+        expires=600,
+        time_limit=60,
+        soft_time_limit=50,
+        message_headers={"region": "header:x-region"},
+    )
+    + route("/topic", "shop.options", exchange="events", routing_key="orders.{json:/kind}")
+    + route("/later", "shop.options", exchange="made-later")
+    + route("/breaks", "shop.breaks", link_error="shop.noted")
+    + route(
+        "/quiet",
+        "shop.quiet",
+        answer="accept",
+        ignore_result=True,
+        args=[{"from": "json:/text", "default": "nothing"}],
+    )
+    + route(
+        "/paid",
+        "api.core.main",
+        when={"json:/status": ["paid", "refunded"], "header:x-env": "live*", "json:/test": False},
+    )
+    + route("/paid", "shop.raw", args=["body"], when={"json:/status": "void"})
 )
 
 ORDER = {"order": {"id": 7}, "customer": {"email": "ä@example.com"}, "n": None}
@@ -255,7 +228,7 @@ def test_a_failure_calls_the_task_that_the_route_names(gateway, servers):
 async def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
     with redis.Redis.from_url(servers.results.url, socket_timeout=None) as client:
         client.delete("quiet")
-        answer = post(gateway, "/quiet", {})
+        answer = await send(gateway, "/quiet", "{}")
         assert client.blpop("quiet", 30)[1] == b"nothing"
         task_id = json.loads(answer.body)["task_id"]
 

@@ -15,13 +15,15 @@ import redis
 from gateway.cli import main
 from tests.integration.deliveries import Servers, gather, port, run, send
 from tests.integration.test_deliveries import listed
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import get
 from tests.support.stack import Server
 from tests.support.waiting import until
 
 SECRET = "sesame-of-the-shop"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 100
 journal_refused = true
 body_timeout = 0.5
@@ -35,42 +37,16 @@ secrets = ["{SECRET}"]
 scheme = "github"
 secrets = ["{SECRET}"]
 rate = 0.001
-
-[[routes]]
-path = "/shop"
-source = "shop"
-task = "faults.run"
-
-[[routes]]
-path = "/slow"
-source = "slow"
-task = "faults.run"
-idempotency = "none"
-
-[[routes]]
-path = "/keyed"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/unkept"
-task = "faults.run"
-journal = false
-args = ["json:/id"]
 """
+    + route("/shop", source="shop")
+    + route("/slow", source="slow", idempotency="none")
+    + route("/keyed", idempotency="header:Idempotency-Key")
+    + route("/unkept", journal=False, args=["json:/id"])
+)
 #: Routes that take only some of the deliveries on their path.
-CHOOSY = """
-[[routes]]
-path = "/typo"
-source = "shop"
-task = "faults.run"
-events = ["order/*"]
-
-[[routes]]
-path = "/choosy"
-task = "faults.run"
-when = { "json:/kind" = "paid" }
-"""
+CHOOSY = route("/typo", source="shop", events=["order/*"]) + route(
+    "/choosy", when={"json:/kind": "paid"}
+)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"Traceparent: 00-{TRACE}-00f067aa0ba902b7-01"
 #: Headers with secrets, none of which may be told.

@@ -17,7 +17,8 @@ from loadtest.examples import example
 from tests.docs.test_sources_doc import SECRET, SECTIONS, environment
 from tests.integration.senders import ENCRYPTION
 from tests.integration.senders import SECRET as OTHER_SECRET
-from tests.integration.webhooks import start_worker, toml
+from tests.integration.webhooks import start_worker
+from tests.support.config import toml
 from tests.support.stack import RabbitMQ, Server, Stack
 
 #: Seed and public key of RFC 8032, 7.1, test 1.

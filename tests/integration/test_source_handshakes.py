@@ -24,7 +24,8 @@ from tests.integration.senders import (
     proof,
     times,
 )
-from tests.integration.webhooks import Call, ask, others, toml
+from tests.integration.webhooks import Call, ask, others
+from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 

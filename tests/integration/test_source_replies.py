@@ -23,7 +23,8 @@ from tests.integration.senders import (
     shopify,
     times,
 )
-from tests.integration.webhooks import Call, ask, start_worker, toml
+from tests.integration.webhooks import Call, ask, start_worker
+from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 

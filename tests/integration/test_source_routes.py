@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.integration.senders import SECRET, github, wechat
-from tests.integration.webhooks import ask, ask_all, start_worker, toml
+from tests.integration.webhooks import ask, ask_all, start_worker
+from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack
 

@@ -14,7 +14,8 @@ import pytest
 from twilio.request_validator import RequestValidator
 
 from tests.integration.senders import AES_KEY, ENCRYPTION, SECRET, github, wechat
-from tests.integration.webhooks import Call, ask, ask_all, start_worker, toml
+from tests.integration.webhooks import Call, ask, ask_all, start_worker
+from tests.support.config import toml
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 

@@ -13,7 +13,8 @@ import pytest
 
 from gateway.stack.programs import find
 from tests.integration.vectors import FOUND, MORE_WRONG, VECTORS, Vector
-from tests.integration.webhooks import Call, ask, ask_all, toml
+from tests.integration.webhooks import Call, ask, ask_all
+from tests.support.config import toml
 from tests.support.http_client import Answer
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import RabbitMQ, Server, Stack

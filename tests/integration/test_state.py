@@ -22,16 +22,13 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
-OPEN = """
-[[routes]]
-path = "/open"
-task = "faults.run"
-"""
+OPEN = route("/open")
 #: What `without_state` says.
 WITHOUT = ("refuse", "relay")
 PROMPT = 2.5  # seconds until a store that hangs is given up

@@ -15,6 +15,7 @@ from gateway.cli import main
 from gateway.config.strategies import STRATEGIES
 from tests.docs.test_documents import text
 from tests.integration.deliveries import URLS, gather, run, send
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector, Span
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -50,65 +51,31 @@ def further(query, headers, body):
 """
 ROUTES = (
     URLS
-    + """
+    + """\
 journal = 100
 log_requests = true
 
 [sources.lab]
 scheme = "gitlab"
 secrets = "of these tests only"
-
-[[routes]]
-path = "/run/{name}"
-task = "traced.run"
-queue = "traced"
-
-[[routes]]
-path = "/fail"
-task = "traced.fail"
-queue = "traced"
-
-[[routes]]
-path = "/signed"
-source = "lab"
-task = "traced.run"
-queue = "traced"
-
-[[routes]]
-path = "/accept"
-task = "traced.run"
-queue = "traced"
-answer = "accept"
-
-[[routes]]
-path = "/late"
-task = "traced.run"
-queue = "nobody-consumes-traced"
-deadline = 0.5
-
-[[routes]]
-path = "/unroutable"
-task = "traced.run"
-queue = "nobody-made-traced"
-declare = false
-
-[[routes]]
-path = "/once"
-task = "traced.run"
-queue = "traced"
-idempotency = "header:Idempotency-Key"
-idempotency_scope = "route"
-deadline = 30
-
-[[routes]]
-path = "/both"
-task = "traced.run"
-queue = "traced"
-
-[[routes.also]]
-task = "traced.further"
-queue = "traced"
 """
+    + route("/run/{name}", "traced.run", queue="traced")
+    + route("/fail", "traced.fail", queue="traced")
+    + route("/signed", "traced.run", source="lab", queue="traced")
+    + route("/accept", "traced.run", queue="traced", answer="accept")
+    + route("/late", "traced.run", queue="nobody-consumes-traced", deadline=0.5)
+    + route("/unroutable", "traced.run", queue="nobody-made-traced", declare=False)
+    + route(
+        "/once",
+        "traced.run",
+        queue="traced",
+        idempotency="header:Idempotency-Key",
+        idempotency_scope="route",
+        deadline=30,
+    )
+    + route(
+        "/both", "traced.run", queue="traced", also=[{"task": "traced.further", "queue": "traced"}]
+    )
 )
 
 
@@ -328,7 +295,7 @@ async def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
     assert other["wait"].attributes == {"gateway.task.id": task, "gateway.joined": True}
     assert "publish" in ran and "publish" not in other
     # A try after that gets the kept answer, in its own trace.
-    third = ask(gateway, "/once?seconds=1", "joined", key)
+    third = await send(gateway, "/once?seconds=1", "joined", key)
     assert third.body == answers[0].body
     assert ids(third)[0] not in ("c" * 32, "d" * 32)
 

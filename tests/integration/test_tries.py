@@ -14,6 +14,7 @@ import kombu
 import pytest
 
 from tests.integration.deliveries import Servers, channels, run, send
+from tests.support.config import route
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
@@ -30,19 +31,11 @@ class Rhythm:
     patience: float
     deadline: float  # of each try
 
-    def route(self, more: str = "") -> str:
-        return f"""
-[[routes]]
-path = "{self.path}"
-task = "faults.run"
-answer = "wait-then-accept"
-idempotency = "json:/MsgId"
-tries = {TRIES}
-retry_after = {self.patience}
-deadline = {self.deadline}
-fallback = "success"
-{more}
-"""
+    def route(self, **more: Any) -> str:
+        times = {"tries": TRIES, "retry_after": self.patience, "deadline": self.deadline}
+        key = "json:/MsgId"
+        given = {"answer": "wait-then-accept", "idempotency": key, "fallback": "success"}
+        return route(self.path, **given, **times, **more)
 
 
 QUICK = Rhythm("/quick", 1.5, 1.25)
@@ -51,7 +44,7 @@ WECHAT = Rhythm("/wechat", 5.0, 4.5)
 WECHAT_SECONDS = (12, 17)
 #: The queue is missing at first.
 REFUSED = Rhythm("/refused", 1.0, 0.75)
-CONFIG = QUICK.route() + WECHAT.route() + REFUSED.route('queue = "later"\ndeclare = false')
+CONFIG = QUICK.route() + WECHAT.route() + REFUSED.route(queue="later", declare=False)
 
 
 class Deployment:

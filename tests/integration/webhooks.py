@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from tests.support.http_client import Answer, Connection, request
@@ -78,13 +76,3 @@ def others(text: str) -> Iterator[str]:
     for i, character in enumerate(text):
         for by in {other(character), character.swapcase()} - {character}:
             yield text[:i] + by + text[i + 1 :]
-
-
-def toml(sources: Mapping[str, Mapping[str, Any]], routes: Iterable[Mapping[str, Any]]) -> str:
-    """Write a configuration: JSON's texts, numbers, booleans and lists are TOML's as well."""
-    tables = [(f"[sources.{name}]", options) for name, options in sources.items()]
-    tables += [("[[routes]]", route) for route in routes]
-    return "".join(
-        "\n".join([head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "", ""])
-        for head, table in tables
-    )
