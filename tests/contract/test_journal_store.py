@@ -6,11 +6,10 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -98,16 +97,6 @@ def use(request: pytest.FixtureRequest, name: str, server: Server) -> Use:
     return use
 
 
-def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make of a coroutine function a test."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 def about(delivery_id: str) -> str:
     own = {"id": delivery_id, "received_at": "2026-01-31T12:00:00+00:00", "store": False}
     delivery = {**own, "route": "/", "source": "", "event": ""}
@@ -176,7 +165,6 @@ async def until_due(
     return found
 
 
-@awaited
 async def test_an_entry_has_what_was_written(use: Use):
     async with use() as store:
         assert await store.get("one") is None
@@ -198,7 +186,6 @@ async def test_an_entry_has_what_was_written(use: Use):
         assert (one.error, one.call) == ("unroutable", call())
 
 
-@awaited
 async def test_a_refused_request_is_an_entry(use: Use):
     async with use(journal_refused=True) as store:
         assert await store.refuse(refusal("one")) is None
@@ -208,7 +195,6 @@ async def test_a_refused_request_is_an_entry(use: Use):
         assert (one.error, one.call) == ("unverified: no signature", call())
 
 
-@awaited
 async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use: Use):
     async with use(journal=10) as store, aclosing(store.changes()) as changes:
         await anext(changes)
@@ -225,7 +211,6 @@ async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use
         assert (await got(store, "two")).state == IGNORED
 
 
-@awaited
 async def test_what_is_written_again_is_as_it_was(use: Use):
     """As is done where it is not known whether it was written."""
     async with use(journal_refused=True, keep_bodies="failed") as store:
@@ -240,7 +225,6 @@ async def test_what_is_written_again_is_as_it_was(use: Use):
         assert await store.trim(1) == before._replace(open=before.open - 1)
 
 
-@awaited
 async def test_only_so_many_are_kept(use: Use):
     async with use(journal=10) as store:
         await store.write([answered(f"d{n}") for n in range(8)])
@@ -254,7 +238,6 @@ async def test_only_so_many_are_kept(use: Use):
         assert await store.get("d19") is None
 
 
-@awaited
 async def test_only_so_many_bytes_are_kept_but_one_delivery_at_least(use: Use):
     async with use(journal_bytes=20_000) as store:
         await store.write([answered(f"d{n}", size=4_000) for n in range(10)])
@@ -268,7 +251,6 @@ async def test_only_so_many_bytes_are_kept_but_one_delivery_at_least(use: Use):
         assert 30_000 < (await store.trim(100)).bytes < 31_000
 
 
-@awaited
 async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
     async with use(journal_age=1, journal_refused=True) as store, use() as patient:
         await store.write([answered(f"d{n}") for n in range(5)])
@@ -286,7 +268,6 @@ async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
         assert [await store.get(each) for each in ("d0", "r0")] == [None, None]
 
 
-@awaited
 async def test_refused_requests_have_a_bound_of_their_own(use: Use):
     async with use(journal=100, journal_refused=True) as store:
         await store.write([answered(f"d{n}") for n in range(100)])
@@ -306,7 +287,6 @@ async def test_refused_requests_have_a_bound_of_their_own(use: Use):
         assert (await ids(store))[100:] == [f"r{n}" for n in reversed(range(20, 30))]
 
 
-@awaited
 async def test_what_became_of_a_late_answer_is_the_state(use: Use):
     async with use() as store:
         for n, before in enumerate((RECEIVED, ACCEPTED, RUNNING, SUCCEEDED)):
@@ -341,7 +321,6 @@ async def test_what_became_of_a_late_answer_is_the_state(use: Use):
         (EXPIRED, FAILED, EXPIRED),
     ],
 )
-@awaited
 async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left: str):
     async with use() as store:
         await store.write([begun("one")])
@@ -358,7 +337,6 @@ async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left
             assert (await got(store, "two")).state == left
 
 
-@awaited
 async def test_the_end_of_a_task_is_written(use: Use):
     async with use() as store:
         await store.write([answered("one")])
@@ -380,7 +358,6 @@ async def test_the_end_of_a_task_is_written(use: Use):
 @pytest.mark.parametrize(
     ("status", "told"), [(202, b"accepted"), (504, b"error"), (0, b"error"), (None, b"unknown")]
 )
-@awaited
 async def test_an_end_tells_once_how_the_delivery_was_answered(use: Use, status, told):
     async with use() as store:
         await store.write([begun("one"), begun("unfollowed", followed=False)])
@@ -395,7 +372,6 @@ async def test_an_end_tells_once_how_the_delivery_was_answered(use: Use, status,
         assert await store.settle("unfollowed", "first", End(FAILED)) is None
 
 
-@awaited
 async def test_each_look_is_taken_once_and_postponed(use: Use):
     async with use() as store, use() as other:
         began = asyncio.get_running_loop().time()
@@ -412,7 +388,6 @@ async def test_each_look_is_taken_once_and_postponed(use: Use):
         assert await store.due(100, *pauses) == []
 
 
-@awaited
 async def test_the_next_look_comes_after_the_double_of_the_first_pause(use: Use):
     clock = asyncio.get_running_loop().time
     async with use() as store:
@@ -428,7 +403,6 @@ async def test_the_next_look_comes_after_the_double_of_the_first_pause(use: Use)
             looked = asked
 
 
-@awaited
 async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
     async with use(journal=3) as store:
         await store.write([begun(each) for each in ("removed", "answered", "settled", "left")])
@@ -440,7 +414,6 @@ async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
         assert await until_due(store) == [("left", "first")]
 
 
-@awaited
 async def test_a_replay_is_exclusive(use: Use):
     async with use(confirm_timeout=60) as store, use() as other:
         await store.write([answered("one", FAILED)])
@@ -457,7 +430,6 @@ async def test_a_replay_is_exclusive(use: Use):
         assert await other.begin_replay("one", "third", "second") == (BEGUN, "third")
 
 
-@awaited
 async def test_of_many_who_publish_an_interrupted_replay_again_one_does(use: Use):
     async with use(confirm_timeout=60) as store, use(confirm_timeout=60) as other:
         await store.write([answered("one", FAILED)])
@@ -473,7 +445,6 @@ async def test_of_many_who_publish_an_interrupted_replay_again_one_does(use: Use
         assert ((await got(store, "one")).replays, (await got(store, "one")).replaying) == (1, "")
 
 
-@awaited
 async def test_a_replay_is_interrupted_when_it_has_not_ended_in_its_time(use: Use):
     async with use(confirm_timeout=0.001) as store:
         await store.write([answered("one", FAILED)])
@@ -483,7 +454,6 @@ async def test_a_replay_is_interrupted_when_it_has_not_ended_in_its_time(use: Us
                 await asyncio.sleep(0.1)
 
 
-@awaited
 async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
     async with use() as store:
         await store.write([answered("one")])
@@ -506,7 +476,6 @@ async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
         assert (one.runs, one.begun_at) == (runs, "")
 
 
-@awaited
 async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
     async with use() as store:
         await store.write([answered("one", FAILED, 502)])
@@ -521,7 +490,6 @@ async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
         assert await store.begin_replay("one", "third", "first") == (BEGUN, "third")
 
 
-@awaited
 async def test_what_was_replayed_keeps_the_replays_task(use: Use):
     async with use() as store:
         await store.write([begun("one")])
@@ -539,7 +507,6 @@ async def test_what_was_replayed_keeps_the_replays_task(use: Use):
         assert (await got(store, "one")).replays == 2
 
 
-@awaited
 async def test_entries_are_in_order_and_divided_by_position(use: Use):
     async with use(journal_refused=True) as store:
         expected = []
@@ -561,7 +528,6 @@ async def test_entries_are_in_order_and_divided_by_position(use: Use):
             assert await ids(store, before=entries[place].position) == found[place + 1 :]
 
 
-@awaited
 async def test_a_search_ends_with_its_time_and_goes_on_from_there(use: Use):
     async with use() as store:
         await store.write([answered(f"d{n}") for n in range(3)])
@@ -573,7 +539,6 @@ async def test_a_search_ends_with_its_time_and_goes_on_from_there(use: Use):
         assert parts == [["d2"], ["d1"], ["d0"], []]
 
 
-@awaited
 async def test_entries_have_calls_only_if_asked(use: Use):
     async with use() as store:
         await store.write([answered("one", FAILED, 502)])
@@ -584,7 +549,6 @@ async def test_entries_have_calls_only_if_asked(use: Use):
             assert (entry.state, entry.status, entry.delivery) == (FAILED, 502, one.delivery)
 
 
-@awaited
 async def test_entries_of_a_time(use: Use):
     async with use() as store:
         await store.write([answered("old")])
@@ -604,7 +568,6 @@ async def _received(store: JournalStore, delivery_id: str) -> datetime:
     return datetime.fromtimestamp(int(position.partition("-")[0]) / 1000, UTC)
 
 
-@awaited
 async def test_each_change_is_announced(use: Use):
     async with use(journal_refused=True) as store, aclosing(store.changes()) as changes:
         assert await anext(changes) == ""
@@ -623,7 +586,6 @@ async def test_each_change_is_announced(use: Use):
             assert [await anext(changes) for _ in expected] == expected
 
 
-@awaited
 async def test_deployments_do_not_see_each_other(use: Use):
     async with (
         use(journal_refused=True) as store,
@@ -645,7 +607,6 @@ async def test_deployments_do_not_see_each_other(use: Use):
         assert (await got(store, "one")).state == ACCEPTED
 
 
-@awaited
 async def test_a_check_leaves_nothing(use: Use):
     async with use(journal=5) as store:
         await store.write([answered(f"d{n}") for n in range(5)])
@@ -654,7 +615,6 @@ async def test_a_check_leaves_nothing(use: Use):
         assert (await listed(store), await store.trim(100)) == (before, size)
 
 
-@awaited
 async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server: Server):
     away = re.sub(r":\d+", f":{free_port()}", server.url)
     async with use(url=away) as store:
@@ -671,7 +631,6 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
                 await attempt()
 
 
-@awaited
 async def test_a_started_store_says_that_it_has_no_answer(name: str):
     url = {SERVERS[name][1]: f"redis://127.0.0.1:{free_port()}/0"}
     store = STORES[name.split()[0]](Config(journal=10, strategy="pika", **url))
@@ -682,7 +641,6 @@ async def test_a_started_store_says_that_it_has_no_answer(name: str):
     await store.stop()
 
 
-@awaited
 async def test_entries_with_long_calls_come_in_small_pages(server: Server, name: str):
     """The other clients of the server wait while it reads a page."""
     config = Config(journal=100, strategy="pika", **{SERVERS[name][1]: server.url})
@@ -714,7 +672,6 @@ async def changed(store: JournalStore) -> list[str]:
     return [change.id for change in await store.changed(100, 1 << 20, 0.0)]
 
 
-@awaited
 async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
     async with use(journal=10, **ARCHIVE) as store:
         await store.write([begun("one"), begun("two")])
@@ -750,7 +707,6 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         assert sorted(await unmarked(store)) == ["one", "three", "two"]
 
 
-@awaited
 async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
     async with use(journal=10, journal_age=1, **ARCHIVE) as store, use(journal=10) as other:
         await store.write([answered(f"d{n}") for n in range(10)])
@@ -768,7 +724,6 @@ async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
         assert await changed(store) == []
 
 
-@awaited
 async def test_a_delivery_is_erased(use: Use):
     async with use(journal=10, **ARCHIVE) as store:
         await store.write([begun("one"), answered("two")])
@@ -800,7 +755,6 @@ async def in_order(store: JournalStore) -> list[Group]:
     return sorted(await store.groups(), key=lambda group: group.about.type)
 
 
-@awaited
 async def test_each_failure_is_counted_once(use: Use):
     async with use() as store:
         # Given some that fail with their answer, one that fails later, and one that does not,
@@ -831,7 +785,6 @@ async def test_each_failure_is_counted_once(use: Use):
             assert {entry.id async for entry in found} == {"d0", "d1", "d2", "late"}
 
 
-@awaited
 async def test_what_is_gone_or_runs_again_is_in_no_group(use: Use):
     async with use() as store:
         await store.write([failed(each, "E") for each in ("erased", "replayed", "again")])
@@ -847,7 +800,6 @@ async def test_what_is_gone_or_runs_again_is_in_no_group(use: Use):
         assert [each.about.type for each in await store.groups()] == ["F"]
 
 
-@awaited
 async def test_a_group_is_muted_resolved_and_comes_back(use: Use):
     async with use() as store:
         await store.write([failed("a", "E", EXPIRED), failed("b", "F", DEAD_LETTERED)])
@@ -875,7 +827,6 @@ async def test_a_group_is_muted_resolved_and_comes_back(use: Use):
         assert [each.id for each in await store.groups()] == [f.id]
 
 
-@awaited
 async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
     async with use() as store:
 
@@ -909,7 +860,6 @@ async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
         assert len(await store.news(100, 60.0)) == 1 and await store.untold() == ""
 
 
-@awaited
 async def test_a_damaged_group_is_told_and_stops_nothing(use: Use, caplog):
     numbers = ("count", "base", "said", "first", "last", "muted", "resolved", "again")
     damages = [(name, bad) for name in numbers for bad in ("", "x", "1.5", "-1", "9" * 40)]
@@ -942,7 +892,6 @@ async def test_a_damaged_group_is_told_and_stops_nothing(use: Use, caplog):
                 await store.forget_group(each.id)
 
 
-@awaited
 async def test_groups_are_bounded(use: Use):
     async with use() as store:
         # A type of its own for each.
@@ -963,7 +912,6 @@ async def test_groups_are_bounded(use: Use):
         assert set(await store.news(1_000, 60.0)) == {f"new {each.id}" for each in groups}
 
 
-@awaited
 async def test_what_another_version_has_written_is_read(use: Use):
     async with use() as store:
         row = failed("new", "E")
@@ -976,7 +924,6 @@ async def test_what_another_version_has_written_is_read(use: Use):
         assert failing.about is not None and failing.about.type == "E"
 
 
-@awaited
 async def test_without_news_nothing_is_to_be_told(use: Use):
     async with use() as store:
         await store.write([failed("a", "E")])
@@ -984,7 +931,6 @@ async def test_without_news_nothing_is_to_be_told(use: Use):
         assert await store.news(100, 60.0) == []
 
 
-@awaited
 async def test_a_route_s_share_of_failures_is_told_once(use: Use):
     async with use() as store:
         assert await store.rates(0.5, {"/a b": 19}, {"/a b": 19}) == {"/a b": (19, 19)}

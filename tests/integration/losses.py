@@ -19,11 +19,6 @@ from tests.support.stack import RabbitMQ, Server, Stack
 
 TIMEOUT = 30  # seconds
 DEAD = "gateway.dead"
-ROUTES = (
-    "timeout = 25\n"
-    + route("/wait", queue="{queue}")
-    + route("/accept", queue="{queue}", answer="accept")
-)
 
 
 class Servers:
@@ -52,7 +47,9 @@ class Servers:
 
     def gateway(self, *options: str) -> Server:
         config = self.directory / "gateway.toml"
-        config.write_text(URLS + ROUTES.format(queue=self.queue))
+        routes = route("/wait", queue=self.queue)
+        routes += route("/accept", queue=self.queue, answer="accept")
+        config.write_text(f"{URLS}timeout = 25\n{routes}")
         urls = ["--broker", self.broker.url, "--result-backend", self.results]
         gateway = self.stack.gateway("--config", str(config), *urls, *options)
         self._started.append(gateway)

@@ -25,7 +25,7 @@ from tests.integration.test_stack import exists
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("ACCEPT_SECONDS", "4"))
@@ -50,14 +50,9 @@ CONFIG = (
     + route("/fails", "appserver.tasks.fail", answer="accept")
     + route("/nowhere", answer="accept", queue="a-queue-that-nobody-makes", declare=False)
 )
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    """The worker has threads for the tasks of all strategies at once, which sleep."""
-    servers = Servers(stack, own_rabbitmq, redis_server, concurrency=32, pool="threads")
-    yield servers
-    servers.stop()
+#: The worker has threads for the tasks of all strategies at once, which sleep.
+WORKER = {"concurrency": 32, "pool": "threads"}
+OWN_BROKER = True
 
 
 @pytest.fixture(scope="module")

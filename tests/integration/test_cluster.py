@@ -21,14 +21,14 @@ from gateway.errors import StateUnavailable
 from gateway.stores.state_store import SLOTS, StateStore, slot
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at, write
-from tests.integration.deliveries import KEYED, Servers
+from tests.integration.deliveries import KEYED
 from tests.integration.test_claims import claims_of
 from tests.integration.test_new_primary import keyed
 from tests.integration.test_readiness import asked
 from tests.integration.test_sentinels import take_copied
 from tests.support.redis_kinds import Nodes, port_of
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually, until
 
 OPEN = "\n[[routes]]\npath = '/open'\ntask = 'faults.run'\n"
@@ -190,13 +190,7 @@ async def test_a_name_that_leads_to_a_plain_redis_again_is_followed(nodes, stack
 
 
 # The whole gateway ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=2)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 2}
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])

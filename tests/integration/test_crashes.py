@@ -12,21 +12,15 @@ import pytest
 
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
 from gateway.stack.loopback import answers_ok
-from tests.integration.deliveries import KEYED, Servers, deliver, expired, gather, run, state_of
+from tests.integration.deliveries import KEYED, deliver, expired, gather, run, state_of
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
 KILLS = int(os.environ.get("KILLS", "2"))  # a first process, and one that took its place
 #: The lease lapses 2 s after a process is gone.
 CONFIG = "confirm_timeout = 1\n" + KEYED
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, own_rabbitmq, redis_server)
-    yield servers
-    servers.stop()
+OWN_BROKER = True
 
 
 async def deliver_to_the_doomed(gateway: Server, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -15,20 +15,14 @@ from gateway.cli import main
 from gateway.stack.server import poll
 from gateway.stores import pipeline
 from tests.integration.deliveries import Servers, gather, port, run, send
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 
 CONFIG = (
-    """\
-journal = {journal}
-
-[sources.shop]
-scheme = "github"
-secrets = ["sesame"]
-"""
-    + route("/orders/{{shop}}")
+    source("shop", "github", secrets=["sesame"])
+    + route("/orders/{shop}")
     + route("/later", queue="journal-later", deadline=1.0)
     + route("/deleted", queue="journal-deleted", deadline=1.0)
     + route("/signed", source="shop")
@@ -38,24 +32,17 @@ secrets = ["sesame"]
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, results)
-    yield servers
-    servers.stop()
-
-
-@pytest.fixture(scope="module")
 def start_gateway(servers: Servers) -> Callable[[str, int], Server]:
     """Start a gateway, or return the one that another test has started."""
     return cache(
-        lambda strategy, journal: servers.gateway(strategy, CONFIG.format(journal=journal))
+        lambda strategy, journal: servers.gateway(strategy, f"journal = {journal}\n{CONFIG}")
     )
 
 
 @pytest.fixture
-def gateway(start_gateway: Callable[[str, int], Server], results: Server) -> Callable[..., Server]:
+def gateway(start_gateway, redis_server: Server) -> Callable[..., Server]:
     """Return a gateway on an empty journal."""
-    with redis.Redis.from_url(results.url) as client:
+    with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
     return lambda strategy="redis", journal=100: start_gateway(strategy, journal)
 
@@ -67,7 +54,8 @@ def deliveries(servers: Servers, capsys, tmp_path) -> Callable[..., tuple[int, s
     config = tmp_path / "gateway.toml"
     # The gateway has declared this queue; the command leaves it as it is.
     queue = 'queue = "journal-deleted"\n'
-    config.write_text(CONFIG.format(journal=100).replace(queue, f"{queue}declare = false\n"))
+    declared = CONFIG.replace(queue, f"{queue}declare = false\n")
+    config.write_text(f"journal = 100\n{declared}")
 
     def deliveries(*args: str) -> tuple[int, str, str]:
         urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
@@ -293,7 +281,7 @@ def test_so_many_are_kept_and_hardly_more(results, gateway, deliveries):
 async def test_no_request_waits_for_the_journal(stack, start, servers):
     results = start(stack.redis)
     file = servers.directory / "no-redis.toml"
-    file.write_text(CONFIG.format(journal=100))
+    file.write_text(f"journal = 100\n{CONFIG}")
     urls = ["--broker", servers.broker.url, "--result-backend", results.url]
     server = stack.gateway("--strategy=pika", *urls, "--config", str(file))
 

@@ -19,7 +19,7 @@ from tests.integration.checking import servers_at
 from tests.integration.deliveries import ROOT, URLS, Servers, gather, run, send
 from tests.support.config import route
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server
 from tests.support.waiting import until
 
 EXPIRES = 8  # seconds of an idle queue, the fewest that leave time for a busy machine
@@ -51,14 +51,8 @@ app = Celery("x", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 def run(query, headers, body):
     return body
 """
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.dynamic_tasks"
-    servers = Servers(stack, own_rabbitmq, redis_server, ["sessions"], concurrency=1, app=app)
-    yield servers
-    servers.stop()
+WORKER = {"queues": ["sessions"], "concurrency": 1, "app": "tests.integration.dynamic_tasks"}
+OWN_BROKER = True
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
@@ -24,20 +23,19 @@ from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
 from tests.support.config import route
 from tests.support.requests import confirmed
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
-FAIR = route("/{queue}/taken", answer="accept", queue="{queue}", fair_by="header:x-tenant") + route(
-    "/{queue}", queue="{queue}", fair_by="header:x-tenant", idempotency="header:Idempotency-Key"
-)
-FLOOD = 200
+FLOOD, KEY = 200, "header:Idempotency-Key"
+WORKER = {"concurrency": 1}
+OWN_BROKER = True
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    servers = Servers(stack, own_rabbitmq, redis_server, concurrency=1)
-    yield servers
-    servers.stop()
+def fairly(queue: str) -> str:
+    """Return a configuration whose deliveries are fair by tenants, accepted or waited for."""
+    own = {"queue": queue, "fair_by": "header:x-tenant"}
+    taken = route(f"/{queue}/taken", answer="accept", **own)
+    return URLS + taken + route(f"/{queue}", idempotency=KEY, **own)
 
 
 def pair(queue: str, tenant: str) -> set[str]:
@@ -92,7 +90,7 @@ def limits(servers: Servers) -> dict[str, int]:
 async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     """One process runs one task after the other; each tenant's delivery is among the next ones."""
     queue = f"flood-{strategy}-{shared}"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway(strategy, fairly(queue))
     fair = {"GATEWAY_FAIR_QUEUES": f"{queue}:16", "GATEWAY_FAIR_PREFETCH": "1"}
     worker = servers.start_worker([queue], concurrency=1, **fair)
     calm = others(queue, "loud", shared, 3)
@@ -106,7 +104,7 @@ async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     ]
     await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
     servers.release(queue)
-    assert (await asyncio.gather(*waiting)) == [200] * len(calm)
+    assert await asyncio.gather(*waiting) == [200] * len(calm)
     total = FLOOD + 1 + len(calm)
     until(lambda: len(servers.executions(f"{queue}-")) >= total)
     order = [one.id for one in servers.executions(f"{queue}-")]
@@ -120,8 +118,7 @@ async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
 def test_without_fairness_a_flood_comes_first(servers):
     """What the test above would find where nothing is done."""
     queue = "unfair"
-    text = FAIR.format(queue=queue).replace('fair_by = "header:x-tenant"', "")
-    gateway = servers.gateway("pika", URLS + text)
+    gateway = servers.gateway("pika", fairly(queue).replace('fair_by = "header:x-tenant"', ""))
 
     run(flood(gateway, f"/{queue}/taken", "loud", "unfair-loud", 50))
     assert run(post(gateway, f"/{queue}/taken", "calm", "unfair-calm")) == 202
@@ -134,7 +131,7 @@ def test_without_fairness_a_flood_comes_first(servers):
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
 async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     queue = f"hang-{strategy}"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway(strategy, fairly(queue))
     worker = servers.start_worker([queue], concurrency=8, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     calm = others(queue, "stuck", 0, 3) + others(queue, "stuck", 1, 3)
     ours = pair(queue, "stuck")
@@ -158,7 +155,7 @@ async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
 def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
     """Nothing that was taken is lost, the limits are there again, and lengths are asked again."""
     queue = "again"
-    gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway("redis", fairly(queue))
     # Processes beside the one that connects again, which must not wait for the tasks.
     worker = servers.start_worker([queue], 2, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     fair = {f"{queue}.fair.{n}" for n in range(16)}
@@ -185,13 +182,13 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
     queue = "each"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue), "--processes", "2")
+    gateway = servers.gateway(strategy, fairly(queue), "--processes", "2")
     worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
 
     keys = [f"each-{strategy}-{n}" for n in range(6)]
     first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
     again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
-    assert (first + again) == [200] * 12
+    assert first + again == [200] * 12
     assert len(servers.executions(f"each-{strategy}")) == 6
     for server in (worker, gateway):
         server.stop()
@@ -199,7 +196,7 @@ async def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy
 
 def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     queue = "gone"
-    gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway("redis", fairly(queue))
     run(flood(gateway, f"/{queue}/taken", "one", "gone", 2))
     for each in pair(queue, "one"):
         servers.broker.ctl("delete_queue", each)
@@ -291,7 +288,7 @@ def config_text(directory) -> str:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_answered_makes_no_queue_longer(servers, strategy):
     queue = f"over-{strategy}"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway(strategy, fairly(queue))
     worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     (other,) = others(queue, "busy", 1, 1)
 

@@ -20,7 +20,7 @@ from tests.integration.deliveries import URLS, Servers, port, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import PUBLISHED, confirmed, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
 BILL = {"task": "order.bill", "queue": "bills", "args": ["json:/id"]}
@@ -63,14 +63,8 @@ def revoking(*further: dict[str, Any]) -> str:
 
 
 QUEUES = ["celery", "bills", "mails"]
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.order_tasks"
-    servers = Servers(stack, own_rabbitmq, redis_server, QUEUES, concurrency=1, app=app)
-    yield servers
-    servers.stop()
+WORKER = {"queues": QUEUES, "concurrency": 1, "app": "tests.integration.order_tasks"}
+OWN_BROKER = True
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)

@@ -12,27 +12,19 @@ import pytest
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import port_of
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import get
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
-CONFIG = (
-    route("/signed", None, source="us")
-    + """\
-[sources.us]
-scheme = "standard"
-secrets = ["whsec_ZmF1bHRzZmF1bHRzZmF1bHRz"]
-"""
+CONFIG = route("/signed", None, source="us") + source(
+    "us", "standard", secrets=["whsec_ZmF1bHRzZmF1bHRzZmF1bHRz"]
 )
 
 
 @pytest.fixture
-def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path: Path) -> Server:
-    file = tmp_path / "gateway.toml"
-    file.write_text(f'history = "{tmp_path}/history"\n{CONFIG}')
-    urls = "--broker", rabbitmq.url, "--result-backend", redis_server.url
-    gateway = stack.gateway("--config", str(file), "--processes", "2", *urls)
+def gateway(start_gateway, tmp_path: Path) -> Server:
+    gateway = start_gateway(f'history = "{tmp_path}/history"\n{CONFIG}', "--processes", "2")
     yield gateway
     gateway.stop()
 

@@ -32,7 +32,7 @@ from tests.integration.deliveries import (
 from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
@@ -66,14 +66,7 @@ JOINED = "gateway_duplicates_joined_total"
 SHARED = ("redis", "pika", "threadpool")
 
 Pair = Callable[[str], list[Server]]
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.retry_tasks"
-    servers = Servers(stack, rabbitmq, redis_server, app=app)
-    yield servers
-    servers.stop()
+WORKER = {"app": "tests.integration.retry_tasks"}
 
 
 @pytest.fixture(scope="module")

@@ -66,11 +66,7 @@ def entry(servers: Servers, delivery_id: str) -> dict[str, str]:
         return client.hgetall(key)
 
 
-@pytest.fixture(scope="module")
-def servers(stack, rabbitmq, redis_server):
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=8)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 8}
 
 
 @pytest.mark.parametrize(("strategy", "pause", "task"), [("redis", 1, 4), ("pika", 5, 40)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -28,20 +27,12 @@ from tests.integration.deliveries import (
 from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 ANSWER = route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    # As many processes as there are tasks at once: none waits for another one.
-    servers = Servers(
-        stack, rabbitmq, redis_server, concurrency=8, app="tests.integration.retry_tasks"
-    )
-    yield servers
-    servers.stop()
+# As many processes as there are tasks at once: none waits for another one.
+WORKER = {"concurrency": 8, "app": "tests.integration.retry_tasks"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.deliveries import URLS, Servers, gather, port, run, send
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -32,13 +32,6 @@ scheme = "github"
 secrets = "{SECRET}"
 """
 )
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
-    yield servers
-    servers.stop()
 
 
 def lines(gateway: Server) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
     URLS,
-    Servers,
     channels,
     claim,
     cut_connections,
@@ -26,19 +25,12 @@ from tests.integration.deliveries import (
 )
 from tests.support.config import route
 from tests.support.requests import PUBLISHED, confirmed, metric
-from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
 ODD = route("/odd", "retries.odd", idempotency="header:Idempotency-Key")
 BLOCKED = "broker-blocked"
 WATERMARK = "set_vm_memory_high_watermark"
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server, app="tests.integration.retry_tasks")
-    yield servers
-    servers.stop()
+WORKER = {"app": "tests.integration.retry_tasks"}
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])

@@ -6,11 +6,10 @@ import asyncio
 import json
 
 import kombu
-import pytest
 
-from tests.integration.deliveries import URLS, Servers, run, send
+from tests.integration.deliveries import URLS, run, send
 from tests.support.config import route
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
 QUEUES = ["order-0", "order-1", "order-2"]
@@ -22,11 +21,7 @@ def ordered(*queues: str) -> str:
     return URLS + route("/ordered", answer="accept", queues=queues, ordering_key="json:/account")
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=1)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 1}
 
 
 def event(key: str, number: int) -> str:

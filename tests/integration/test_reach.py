@@ -19,7 +19,7 @@ from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server
 
 CONFIG = (
     URLS
@@ -80,11 +80,13 @@ CONFIG = (
     + route("/paid", "shop.raw", args=["body"], when={"json:/status": "void"})
 )
 
+WORKER = {"concurrency": 1, "app": "tests.integration.reach_tasks"}
 ORDER = {"order": {"id": 7}, "customer": {"email": "ä@example.com"}, "n": None}
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+@pytest.fixture(scope="module", autouse=True)
+def bound(rabbitmq: RabbitMQ) -> None:
+    """Have an exchange lead to the worker's queue."""
     with kombu.Connection(rabbitmq.url) as connection:
         channel = connection.default_channel
         exchange = kombu.Exchange("events", "topic", channel=channel)
@@ -92,11 +94,6 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
         exchange.declare()
         queue.queue_declare()
         queue.bind_to("events", routing_key="orders.paid.#")
-    servers = Servers(
-        stack, rabbitmq, redis_server, concurrency=1, app="tests.integration.reach_tasks"
-    )
-    yield servers
-    servers.stop()
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
@@ -262,8 +259,8 @@ async def test_a_route_takes_what_its_filter_says(gateway):
 
 
 def test_check_names_a_missing_exchange(servers, tmp_path):
-    route = '[[routes]]\npath = "/{}"\ntask = "shop.options"\nexchange = "{}"\n'
-    text = route.format("a", "events") + route.format("b", "no-such-exchange")
+    exchanges = {"/a": "events", "/b": "no-such-exchange"}
+    text = "".join(route(path, "shop.options", exchange=e) for path, e in exchanges.items())
 
     checked = check(*write(tmp_path, text), *servers_at(servers.broker.url, servers.results.url))
 

@@ -25,20 +25,14 @@ from tests.integration.deliveries import (
 from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
 OPEN = route("/open")
 #: What `without_state` says.
 WITHOUT = ("refuse", "relay")
 PROMPT = 2.5  # seconds until a store that hangs is given up
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=10)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 10}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import pytest
 from tests.integration.deliveries import Servers, channels, run, send
 from tests.support.config import route
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
 GRACE = 0.5  # seconds that an answer may come after its deadline
@@ -77,12 +76,8 @@ class Deployment:
         return None, TRIES, rhythm.patience
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    # As many processes as there are tasks at once: none waits for another one.
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=12)
-    yield servers
-    servers.stop()
+# As many processes as there are tasks at once: none waits for another one.
+WORKER = {"concurrency": 12}
 
 
 @pytest.fixture(scope="module")

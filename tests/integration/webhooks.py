@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 from tests.support.http_client import Answer, Connection, request
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
-ROOT = Path(__file__).parents[2]
+#: The app server with more tasks.
 TASKS = "tests.integration.webhook_tasks"
-
-
-def start_worker(
-    stack: Stack, rabbitmq: RabbitMQ, redis: Server, queues: Sequence[str] = ("celery",)
-) -> Server:
-    """Start a worker that has the tasks of `TASKS` beside its own."""
-    return stack.worker(rabbitmq.url, redis.url, app=TASKS, queues=queues, cwd=ROOT)
 
 
 @dataclass(frozen=True)
