@@ -9,7 +9,7 @@ import pytest
 
 from gateway import admin
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import get
+from tests.support.requests import fetch
 from tests.support.stack import Server, Stack, free_port
 
 FILES = 64  # descriptors of a process
@@ -45,7 +45,7 @@ async def test_bodies_and_large_headers_are_not_read(gateway, data):
         connection.send(data)
         # Before any timeout.
         await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
-    assert (await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")).code == 200
+    assert (await asyncio.to_thread(fetch, f"{gateway.admin_url}/healthz")).status == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
@@ -68,7 +68,7 @@ def test_a_probe_may_ask_for_the_header_only(gateway, path):
             assert await connection.at_end()
             return answer.status
 
-    assert asyncio.run(ask()) == get(f"{gateway.admin_url}{path}").code
+    assert asyncio.run(ask()) == fetch(f"{gateway.admin_url}{path}").status
 
 
 async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
@@ -89,7 +89,7 @@ async def test_probes_are_answered_while_others_keep_their_connections(gateway):
         for _ in range(3 * FILES):
             await opened.enter_async_context(await Connection.open(gateway.admin))
             await asyncio.sleep(0)
-        answer = await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")
+        answer = await asyncio.to_thread(fetch, f"{gateway.admin_url}/healthz")
         assert answer.code == 200
         assert gateway.descriptors() - before <= FILES // 4
     assert "Too many open files" not in gateway.output()

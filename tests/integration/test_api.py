@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +24,7 @@ from tests.integration.deliveries import URLS, Servers, gather, port_of, run, se
 from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.redis_kinds import account
+from tests.support.requests import fetch
 from tests.support.stack import Server
 
 TOKEN = "of-these-tests-only"
@@ -62,19 +61,8 @@ Found = tuple[int, dict[str, str], Any]
 def ask(server: Server, path: str, method: str = "GET", /, *headers: str, **query: Any) -> Found:
     """Return status, headers and JSON of an answer of the API."""
     url = f"{server.admin_url}/api/{path}" + (f"?{urlencode(query)}" if query else "")
-    asked = urllib.request.Request(url, method=method)
-    for header in headers:
-        asked.add_header(*header.split(": ", 1))
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status, _lower(answer.headers), json.load(answer)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code, _lower(refused.headers), json.load(refused)
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+    answer = fetch(url, *headers, method=method)
+    return answer.status, answer.headers, json.loads(answer.body)
 
 
 def problem(found: Found) -> tuple[int, str, str]:
@@ -283,24 +271,11 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
 
 
 def page(server: Server, path: str) -> str:
-    try:
-        with urllib.request.urlopen(f"{server.admin_url}/{path}") as answer:
-            return answer.read().decode()
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.read().decode()
+    return fetch(f"{server.admin_url}/{path}").body.decode()
 
 
 def change(server: Server, path: str, *headers: str) -> int:
-    asked = urllib.request.Request(f"{server.admin_url}/{path}", method="POST")
-    for header in headers:
-        asked.add_header(*header.split(": ", 1))
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code
+    return fetch(f"{server.admin_url}/{path}", *headers, method="POST").status
 
 
 def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):

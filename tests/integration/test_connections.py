@@ -34,7 +34,7 @@ from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at
 from tests.support.certificates import Certificates
 from tests.support.config import route
-from tests.support.requests import get, post_each
+from tests.support.requests import fetch, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -182,8 +182,8 @@ def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
 
 def verify_failed(gateway: Server) -> set[str]:
     """Tell which servers readiness names for their certificates."""
-    answer = get(f"{gateway.admin_url}/readyz")
-    assert answer.code == 503
+    answer = fetch(f"{gateway.admin_url}/readyz")
+    assert answer.status == 503
     (child,) = json.loads(answer.body)["children"]
     return {place for place, text in child.items() if "certificate verify failed" in str(text)}
 

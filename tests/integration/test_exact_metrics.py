@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from gateway.metric_table import OTHER
 from tests.integration.deliveries import Servers, run
 from tests.support.config import route
 from tests.support.http_client import Connection, request
-from tests.support.requests import REQUESTS, confirmed, metric, total
+from tests.support.requests import REQUESTS, confirmed, metric, scrape, total
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
@@ -117,8 +116,7 @@ class Counts:
 
     def __init__(self, gateway: Server, executed: Path):
         self.bodies = executed.read_text().splitlines()
-        with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as page:
-            text = page.read().decode()
+        text = scrape(gateway)
         self.answers = Counter(
             {
                 (route, method, status): total(

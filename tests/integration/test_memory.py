@@ -20,7 +20,7 @@ from gateway.http.server import OTHER_FILES
 from gateway.stack.server import poll
 from tests.support.config import route
 from tests.support.http_client import Connection, request
-from tests.support.requests import get, metric
+from tests.support.requests import fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -144,7 +144,7 @@ def test_attacks_are_kept_within_the_documented_bound(gateway, rabbitmq):
         # On a slow machine some are refused, or told that they are too slow, who else are not.
         assert answered - {408, 503} == statuses - {503}, name
         assert peak(gateway) < documented(Config()), name
-        assert poll(lambda: get(f"{gateway.admin_url}/healthz").code == 200, 60)
+        assert poll(lambda: fetch(f"{gateway.admin_url}/healthz").status == 200, 60)
         assert poll(lambda: metric(gateway, "gateway_connections_open") == 0, 60)
         assert metric(gateway, "gateway_in_flight") == 0
     rabbitmq.freeze()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import urllib.request
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,7 @@ from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.config import route
-from tests.support.requests import metric, total
+from tests.support.requests import fetch, metric, scrape, total
 from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
 
@@ -54,12 +53,10 @@ def gateway(servers: Servers) -> Server:
 
 @pytest.fixture
 def grown(gateway: Server) -> Growth:
-    def page() -> str:
-        with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
-            return answer.read().decode()
-
-    before = page()
-    return lambda name, **labels: total(page(), name, **labels) - total(before, name, **labels)
+    before = scrape(gateway)
+    return lambda name, **labels: (
+        total(scrape(gateway), name, **labels) - total(before, name, **labels)
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,9 +187,8 @@ def test_a_scraper_of_openmetrics_gets_the_trace_of_a_recorded_request(gateway):
     assert run(send(gateway, "/wait", "traced", parent)).status == 200
 
     def page(accept: str) -> tuple[str, str]:
-        asked = urllib.request.Request(f"{gateway.admin_url}/metrics", headers={"Accept": accept})
-        with urllib.request.urlopen(asked) as answer:
-            return answer.headers["Content-Type"], answer.read().decode()
+        answer = fetch(f"{gateway.admin_url}/metrics", f"Accept: {accept}")
+        return answer.headers["content-type"], answer.body.decode()
 
     kind, text = page("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert kind.startswith("application/openmetrics-text; version=1.0.0")

@@ -12,8 +12,6 @@ import http.client
 import json
 import re
 import socket
-import urllib.error
-import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +22,7 @@ from gateway.config.redaction import HIDDEN
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, gather, run, send
 from tests.support.config import route
-from tests.support.requests import post
+from tests.support.requests import fetch, post
 from tests.support.stack import Server, Stack
 
 TOKEN = "of-these-tests-only"
@@ -84,21 +82,9 @@ def ask(
     server: Server, path: str, *headers: str, method: str = "GET", body: bytes | None = None
 ) -> Found:
     """Return status, headers and text of a page, without following where it leads."""
-
-    class Stay(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
-    asked = urllib.request.Request(f"{server.admin_url}{path}", body, method=method)
-    for header in headers or (f"Authorization: Bearer {TOKEN}",):
-        if header:
-            asked.add_header(*header.split(": ", 1))
-    try:
-        with urllib.request.build_opener(Stay).open(asked) as answer:
-            return answer.status, _lower(answer.headers), answer.read().decode()
-    except urllib.error.HTTPError as other:
-        with other:
-            return other.code, _lower(other.headers), other.read().decode()
+    lines = filter(None, headers or (f"Authorization: Bearer {TOKEN}",))
+    answer = fetch(f"{server.admin_url}{path}", *lines, method=method, body=body)
+    return answer.status, answer.headers, answer.body.decode()
 
 
 def address(server: Server) -> tuple[str, int]:
@@ -112,10 +98,6 @@ def head(server: Server, path: str, *headers: str) -> bytes:
         lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", "")
         client.sendall("\r\n".join(lines).encode())
         return client.recv(64)
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
 
 
 def text(found: Found) -> str:

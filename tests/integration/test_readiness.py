@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.deliveries import KEYED, Servers
 from tests.support.config import route
-from tests.support.requests import get, post
+from tests.support.requests import fetch, post
 from tests.support.stack import RabbitMQ, Stack
 from tests.support.waiting import until
 
@@ -24,8 +24,8 @@ public_url = "https://hooks.example.com"
 
 
 def asked(gateway, route: str = "") -> tuple[int, dict]:
-    answer = get(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
-    return answer.code, json.loads(answer.body)
+    answer = fetch(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
+    return answer.status, json.loads(answer.body)
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis", "threadpool"])

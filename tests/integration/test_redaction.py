@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.integration.deliveries import URLS, Servers, deliver, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector
+from tests.support.requests import fetch
 from tests.support.stack import Server
 from tests.support.waiting import until
 
@@ -96,10 +96,10 @@ def kept(servers: Servers) -> dict[str, Any]:
 
 
 def page(gateway: Server, path: str) -> str:
-    headers = {_OWN: "live"} if path.startswith("again") else {}
-    asked = urllib.request.Request(f"{gateway.admin_url}/{path}", headers=headers)
-    with urllib.request.urlopen(asked) as answer:
-        return str(answer.read(), "utf-8")
+    headers = [f"{_OWN}: live"] if path.startswith("again") else []
+    answer = fetch(f"{gateway.admin_url}/{path}", *headers)
+    assert answer.status == 200
+    return answer.body.decode()
 
 
 def shown(gateway: Server, path: str = "") -> Any:

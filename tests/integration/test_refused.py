@@ -17,7 +17,7 @@ from tests.integration.deliveries import Servers, gather, port, run, send
 from tests.integration.test_deliveries import listed
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import get
+from tests.support.requests import fetch
 from tests.support.stack import Server
 from tests.support.waiting import until
 
@@ -180,9 +180,9 @@ def test_it_cannot_be_replayed_nor_forwarded_and_is_found_by_the_api(gateway, de
     _, out, err = deliveries("replay", "--state", "refused", "--dry-run")
     assert refused["id"] not in out + err and delivery_id in err
     api = f"{gateway.admin_url}/api/deliveries"
-    (found,) = json.loads(get(f"{api}?state=refused&status=401").body)["deliveries"]
+    (found,) = json.loads(fetch(f"{api}?state=refused&status=401").body)["deliveries"]
     assert found["request"] == {"method": "POST", "path": "/shop", "truncated": False}
-    whole = json.loads(get(f"{api}/{refused['id']}").body)
+    whole = json.loads(fetch(f"{api}/{refused['id']}").body)
     assert (whole["replayable"], whole["call"]["args"][2]) == (False, "forged")
     assert main(["forward", "--to", "http://127.0.0.1:9", "--admin", gateway.admin_url,
                  "--id", refused["id"]]) == 1  # fmt: skip
@@ -279,7 +279,7 @@ def test_what_no_route_takes_is_ignored_and_found_with_its_reason(servers, deliv
     code, out, _ = deliveries("replay", first["id"])
     assert code == 1 and "it had no message: no route takes the event" in out
     api = f"{gateway.admin_url}/api/deliveries"
-    found = json.loads(get(f"{api}?state=ignored&event=push").body)["deliveries"]
+    found = json.loads(fetch(f"{api}?state=ignored&event=push").body)["deliveries"]
     assert [(each["state"], each["request"]["path"]) for each in found] == [("ignored", "/typo")]
     assert main(["forward", "--to", "http://127.0.0.1:9", "--admin", gateway.admin_url,
                  "--id", first["id"]]) == 1  # fmt: skip

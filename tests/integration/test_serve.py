@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
-from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +27,7 @@ from gateway.process.child_handle import START_TIMEOUT
 from tests.faults.proxy import Proxy
 from tests.support.environment import inherited
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import REQUESTS, metric
+from tests.support.requests import REQUESTS, fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -109,21 +108,8 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ask(url: str, method: str = "GET", body: bytes | None = None) -> Answer:
-    """Send one request to `url` and read the whole answer."""
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT)
-    target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
-    connection.request(method, target, body)
-    response = connection.getresponse()
-    headers = {name.lower(): value for name, value in response.getheaders()}
-    answer = Answer(response.status, headers, response.read())
-    connection.close()
-    return answer
-
-
 def post(server: Server, body: bytes, path: str = "/") -> Answer:
-    return ask(server.url + path, "POST", body)
+    return fetch(server.url + path, method="POST", body=body)
 
 
 async def wait_at(connection: Connection, server: Server) -> None:
@@ -138,11 +124,11 @@ def children(server: Server) -> list[int]:
 
 
 def readiness(server: Server) -> dict:
-    return json.loads(ask(f"{server.admin_url}/readyz").body)
+    return json.loads(fetch(f"{server.admin_url}/readyz").body)
 
 
 def is_ready(server: Server) -> bool:
-    return ask(f"{server.admin_url}/readyz").status == 200
+    return fetch(f"{server.admin_url}/readyz").status == 200
 
 
 def answered(server: Server) -> float:
@@ -176,11 +162,11 @@ def test_option_without_a_command_means_serve(stack, urls, worker, failed_reload
 
     def ready() -> bool:
         with suppress(OSError):
-            return ask(url).status == 200
+            return fetch(url).status == 200
         return False
 
     server = stack.spawn("gateway", [*GATEWAY, *options], ready=ready)
-    assert ask(f"http://127.0.0.1:{number}/", "POST", b"hello").body == b"hello"
+    assert fetch(f"http://127.0.0.1:{number}/", method="POST", body=b"hello").body == b"hello"
     assert "serving with the strategy ioloop" in server.output()
     server.stop()
 
@@ -564,7 +550,7 @@ def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
     # when it is silent for longer than a healthy one may be,
     os.kill(new, signal.SIGSTOP)
     for _ in range(2):
-        assert ask(f"{server.admin_url}/healthz").status == 503
+        assert fetch(f"{server.admin_url}/healthz").status == 503
     os.kill(new, signal.SIGCONT)
     proxy.resume()
 
@@ -730,16 +716,16 @@ async def test_second_signal_ends_at_once(gateway, nobody):
 def test_frozen_child_is_not_healthy_now_and_again(two):
     health = f"{two.admin_url}/healthz"
     (frozen, _) = children(two)
-    assert ask(health).status == 200
+    assert fetch(health).status == 200
 
     for _ in range(2):
         os.kill(frozen, signal.SIGSTOP)
         for _ in range(2):
-            answer = ask(health)
+            answer = fetch(health)
             assert (answer.status, json.loads(answer.body)["healthy"]) == (503, False)
         assert is_ready(two)  # the other one serves
         os.kill(frozen, signal.SIGCONT)
-        until(lambda: ask(health).status == 200)
+        until(lambda: fetch(health).status == 200)
 
 
 def test_health_waits_for_nobody_to_ask_for_readiness(one):
@@ -748,11 +734,11 @@ def test_health_waits_for_nobody_to_ask_for_readiness(one):
     until(lambda: old not in one.pids())
     # Sooner than a new child would have to have answered.
     assert TIMEOUT < START_TIMEOUT
-    until(lambda: ask(f"{one.admin_url}/healthz").status == 200)
+    until(lambda: fetch(f"{one.admin_url}/healthz").status == 200)
 
 
 def test_the_pages_load_nothing_else(one):
-    page = ask(f"{one.admin_url}/")
+    page = fetch(f"{one.admin_url}/")
 
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=UTF-8")
     policy = page.headers["content-security-policy"]
@@ -760,13 +746,13 @@ def test_the_pages_load_nothing_else(one):
     files = set(re.findall(r'(?:src|<link[^>]* href)="([^"]+)"', page.body.decode())) - {"data:,"}
     assert {file.partition("?")[0] for file in files} == {"./page/style.css", "./page/page.js"}
     for file in files:
-        found = ask(f"{one.admin_url}/{file[2:]}")
+        found = fetch(f"{one.admin_url}/{file[2:]}")
         assert "immutable" in found.headers["cache-control"]
-        other = ask(f"{one.admin_url}/{file[2:].partition('?')[0]}?other")
+        other = fetch(f"{one.admin_url}/{file[2:].partition('?')[0]}?other")
         assert other.headers["cache-control"] == "no-cache" and other.body == found.body
         assert found.status == 200 and not re.search(r"https?:", found.body.decode())
         assert found.headers["content-type"].startswith("text/")
-    assert ask(f"{one.admin_url}/page/other.js").status == 404
+    assert fetch(f"{one.admin_url}/page/other.js").status == 404
     told = readiness(one)
     assert (told["version"], told["strategy"]) == (__version__, "redis")
 
@@ -784,7 +770,7 @@ def test_broker_that_is_away_fails_readiness_but_not_liveness(
         until(lambda: not is_ready(one))
         (child,) = readiness(one)["children"]
         assert child["broker"] and not child["results"]
-        assert ask(f"{one.admin_url}/healthz").status == 200
+        assert fetch(f"{one.admin_url}/healthz").status == 200
         answer = post(one, b"x")
         assert (answer.status, answer.type) == (503, "broker-unavailable")
         assert answer.headers["retry-after"] == "1"
