@@ -19,7 +19,7 @@ import pytest
 
 from gateway.metric_table import OTHER
 from tests.integration.deliveries import Servers, run
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import REQUESTS, confirmed, metric, scrape, total
 from tests.support.stack import RabbitMQ, Server, Stack
@@ -28,12 +28,7 @@ from tests.support.waiting import until
 PROCESSES, CONNECTIONS = 4, 48
 MANY, SOME = 4_000, 1_500  # requests
 CONFIG = (
-    """\
-[sources.signed]
-scheme = "hmac"
-signature = "header:X-Signature"
-secrets = ["a secret of these tests"]
-"""
+    source("signed", "hmac", signature="header:X-Signature", secrets=["a secret of these tests"])
     + route("/count", "tests.count", deadline=50)
     + route("/signed", None, source="signed")
 )

@@ -20,7 +20,7 @@ import redis
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, run, send
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.stack import Server, free_port
 
 TOKEN = "of-these-tests-only"
@@ -30,11 +30,8 @@ journal = 1000
 admin_token = "{TOKEN}"
 state_prefix = "forward"
 {URLS}
-
-[sources.forge]
-scheme = "github"
-secrets = ["sesame"]
 """
+    + source("forge", "github", secrets=["sesame"])
     + route("/plain")
     + route("/forge", source="forge")
     + route("/args", args=["json:/id"])

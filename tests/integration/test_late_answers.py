@@ -7,8 +7,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from math import ceil
 from random import Random
 from time import time
@@ -215,13 +215,27 @@ SENDERS = {
 }  # fmt: skip
 STATES = (ANSWERED_LATE, LATE_UNCERTAIN)
 REPLACES = {"discord", "feishu-card"}
+FETCH = {"feishu-card", "wechat"}  # a token
+
+
+@pytest.fixture
+def deployed(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[Any]]:
+    """A sender of a kind, gateways with its block and `more` of that, a delivery, the message."""
+
+    @asynccontextmanager
+    async def deployed(
+        kind: str, faults: Sequence[Any] = (), takes: bool = True, **more: Any
+    ) -> AsyncIterator[tuple[SenderServer, Gateways, Any, Any]]:
+        async with serving(SenderServer(SENDERS[kind], list(faults), takes)) as server:
+            block, source, body, expected = parts(kind, server)
+            yield server, Gateways(redis_server.url, {**block, **more}, **source), body, expected
+
+    return deployed
 
 
 @pytest.mark.parametrize("kind", SENDERS)
-async def test_a_result_is_sent_after_the_fallback(client, redis_server, kind):
-    async with serving(SenderServer(SENDERS[kind])) as server:
-        block, source, body, expected = parts(kind, server)
-        gateways = Gateways(redis_server.url, block, **source)
+async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
+    async with deployed(kind) as (server, gateways, body, expected):
         async with gateways.process() as late:
             task_id = await gateways.answer(late, body)
             end(client, task_id, "done")
@@ -232,10 +246,8 @@ async def test_a_result_is_sent_after_the_fallback(client, redis_server, kind):
         assert late.held() == {"late answers": 0, "late steps": 0}
 
 
-async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, redis_server, caplog):
-    async with serving(SenderServer(SENDERS["slack"])) as server:
-        block, source, body, expected = parts("slack", server)
-        gateways = Gateways(redis_server.url, block, **source)
+async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, deployed, caplog):
+    async with deployed("slack") as (server, gateways, body, expected):
         async with gateways.process() as late:
             for record in ("", "{", "[]", "{}", '{"due": 1}', "null", None):
                 task_id = str(uuid4())
@@ -261,10 +273,8 @@ def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", SENDERS)
-async def test_errors_and_limits_are_waited_out(client, redis_server, kind):
-    async with serving(SenderServer(SENDERS[kind])) as server:
-        block, source, body, expected = parts(kind, server)
-        gateways = Gateways(redis_server.url, {**block, "tries": 5}, **source)
+async def test_errors_and_limits_are_waited_out(client, deployed, kind):
+    async with deployed(kind, tries=5) as (server, gateways, body, expected):
         # Where a token is fetched, that fails first, and then what it is for.
         server.faults = [(429, {"Retry-After": "1"}, ""), (503, {}, ""), (500, {}, "")]
         async with gateways.process() as late:
@@ -280,13 +290,11 @@ async def test_errors_and_limits_are_waited_out(client, redis_server, kind):
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize("kind", SENDERS)
 async def test_without_an_answer_only_what_replaces_is_sent_again(
-    client, redis_server, kind, takes, fault
+    client, deployed, kind, takes, fault
 ):
-    async with serving(SenderServer(SENDERS[kind], takes=takes)) as server:
-        block, source, body, expected = parts(kind, server)
-        gateways = Gateways(redis_server.url, block, **source)
+    async with deployed(kind, takes=takes) as (server, gateways, body, expected):
         async with gateways.process() as late:
-            if source:  # the token is there already
+            if kind in FETCH:  # the token is there already
                 end(client, await gateways.answer(late, parts(kind, server)[2]), "done")
                 await eventually(lambda: gateways.count("answered"))
                 server.taken.clear()
@@ -301,10 +309,8 @@ async def test_without_an_answer_only_what_replaces_is_sent_again(
         assert server.taken == [expected] * expected_times
 
 
-async def test_what_the_sender_refuses_is_told_and_not_sent_again(client, redis_server):
-    async with serving(SenderServer(slack, faults=[(404, {}, "expired_url")])) as server:
-        block, _, body, _ = parts("slack", server)
-        gateways = Gateways(redis_server.url, block)
+async def test_what_the_sender_refuses_is_told_and_not_sent_again(client, deployed):
+    async with deployed("slack", faults=[(404, {}, "expired_url")]) as (server, gateways, body, _):
         async with gateways.process() as late:
             task_id = await gateways.answer(late, body)
             end(client, task_id, "done")
@@ -405,11 +411,9 @@ async def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_s
 
 @pytest.mark.parametrize("code", [40001, 42001])
 async def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(
-    client, redis_server, code
+    client, deployed, code
 ):
-    async with serving(SenderServer(wechat)) as server:
-        block, source, body, _ = parts("wechat", server)
-        gateways = Gateways(redis_server.url, block, **source)
+    async with deployed("wechat") as (server, gateways, body, _):
         async with gateways.process() as late:
             for _ in range(3):
                 end(client, await gateways.answer(late, body), "done")
@@ -427,14 +431,12 @@ async def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(
         assert len(server.taken) == 5
 
 
-async def test_a_token_that_does_not_come_leaves_no_doubt(client, redis_server, monkeypatch):
+async def test_a_token_that_does_not_come_leaves_no_doubt(client, deployed, monkeypatch):
     """Many answers wait for one token: nobody waits for one fetch after the other."""
     monkeypatch.setattr(record, "LEASE", 2.0)
 
-    async with serving(SenderServer(wechat, takes=False)) as server:
-        server.faults = [HANG] * 5
-        block, source, _, _ = parts("wechat", server)
-        gateways = Gateways(redis_server.url, {**block, "tries": 20}, **source)
+    own = {"takes": False, "faults": [HANG] * 5, "tries": 20}
+    async with deployed("wechat", **own) as (server, gateways, _, _):
         async with gateways.process() as late, gateways.process():
             bodies = [parts("wechat", server)[2] for _ in range(8)]
             ids = [await gateways.answer(late, body) for body in bodies]
@@ -462,10 +464,8 @@ async def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_s
         assert "200, with nothing at /token: access_token, expires_in" in caplog.text
 
 
-async def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_server):
-    async with serving(SenderServer(wechat)) as server:
-        block, source, body, _ = parts("wechat", server)
-        gateways = Gateways(redis_server.url, block, **source)
+async def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, deployed):
+    async with deployed("wechat") as (server, gateways, body, _):
         async with gateways.process() as late:
             end(client, await gateways.answer(late, body), "done")
             await eventually(lambda: gateways.count("answered"))
@@ -482,11 +482,9 @@ async def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redi
 
 
 @pytest.mark.parametrize("seconds", [0.5, -1e6])
-async def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server, seconds):
-    async with serving(SenderServer(dingtalk)) as server:
-        block, _, body, _ = parts("dingtalk-robot", server)
+async def test_the_end_of_dingtalks_window_ends_the_wait(client, deployed, seconds):
+    async with deployed("dingtalk-robot") as (server, gateways, body, _):
         body["sessionWebhookExpiredTime"] = int((time() + seconds) * 1000)
-        gateways = Gateways(redis_server.url, block)
         async with gateways.process() as late:
             task_id = await gateways.answer(late, body)
             await eventually(lambda: gateways.count("failed"))
@@ -496,11 +494,9 @@ async def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server, s
 
 
 async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
-    client, redis_server
+    client, deployed
 ):
-    async with serving(SenderServer(slack)) as server:
-        block, _, body, _ = parts("slack", server)
-        gateways = Gateways(redis_server.url, block)
+    async with deployed("slack") as (server, gateways, body, _):
         async with gateways.process() as late:
             empty, failed = [await gateways.answer(late, body) for _ in range(2)]
             gone = await gateways.answer(late, body, given=False)
@@ -514,10 +510,8 @@ async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_ha
         assert gateways.journal.states[failed] == ["failed", LATE_FAILED]
 
 
-async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, redis_server, caplog):
-    async with serving(SenderServer(slack)) as server:
-        block, _, body, _ = parts("slack", server)
-        gateways = Gateways(redis_server.url, block)
+async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, deployed, caplog):
+    async with deployed("slack") as (server, gateways, body, _):
         (route,) = gateways.config.routes
         route = route.model_copy(update={"redact": ["json:/card"]})
         gateways.config = gateways.config.model_copy(update={"routes": [route]})
@@ -531,10 +525,8 @@ async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, red
         assert "4111" not in f"{caplog.text}{kept}"
 
 
-async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_server):
-    async with serving(SenderServer(slack)) as server:
-        block, _, body, _ = parts("slack", server)
-        gateways = Gateways(redis_server.url, block)
+async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, deployed):
+    async with deployed("slack") as (server, gateways, body, _):
         async with gateways.process() as late, gateways.process() as other:
             sent, unsent = [await gateways.answer(late, body) for _ in range(2)]
             end(client, sent, "done")
@@ -551,10 +543,8 @@ async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis
         assert len(server.seen) == 1
 
 
-async def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, redis_server):
-    async with serving(SenderServer(slack)) as server:
-        block, _, body, expected = parts("slack", server)
-        gateways = Gateways(redis_server.url, block)
+async def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, deployed):
+    async with deployed("slack") as (server, gateways, body, expected):
         async with gateways.process() as late, gateways.process() as other:
             task_id = await gateways.answer(late, body, given=False)
             await eventually(lambda: gateways.count("dropped"))
@@ -565,10 +555,8 @@ async def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(clien
         assert server.taken == [expected]
 
 
-async def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, redis_server):
-    async with serving(SenderServer(slack)) as server:
-        block, _, body, expected = parts("slack", server)
-        gateways = Gateways(redis_server.url, block)
+async def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, deployed):
+    async with deployed("slack") as (server, gateways, body, expected):
         async with gateways.process() as late, gateways.process() as other:
             task_id = str(uuid4())
             records, swap = late._records, late._records.swap
@@ -590,9 +578,8 @@ async def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client
         assert server.taken == [expected]
 
 
-async def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server):
-    async with serving(SenderServer(slack)) as server:
-        gateways = Gateways(redis_server.url, parts("slack", server)[0])
+async def test_what_waits_for_a_place_is_not_taken_up_again(client, deployed):
+    async with deployed("slack") as (server, gateways, _, _):
         async with gateways.process() as late:
             looks, due = [], late._records.due
 
@@ -618,11 +605,10 @@ async def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server
         assert len(server.taken) == 3
 
 
-async def test_of_a_host_that_takes_nothing_few_are_held(client, redis_server, monkeypatch):
+async def test_of_a_host_that_takes_nothing_few_are_held(client, deployed, monkeypatch):
     monkeypatch.setattr(answers, "_HELD", 3)
 
-    async with serving(SenderServer(slack)) as server:
-        gateways = Gateways(redis_server.url, parts("slack", server)[0])
+    async with deployed("slack") as (server, gateways, _, _):
         async with gateways.process() as late:
             place, looks, due = late._places[server.host], [], late._records.due
             for _ in range(answers._SENDING):

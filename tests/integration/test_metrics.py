@@ -14,7 +14,7 @@ from gateway.journal.redis_store import RedisStore
 from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.requests import fetch, metric, scrape, total
 from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
@@ -24,12 +24,8 @@ CONFIG = (
 journal = 1000
 state_prefix = "metrics"
 {URLS}
-
-[sources.signed]
-scheme = "hmac"
-signature = "header:X-Signature"
-secrets = ["a secret of these tests"]
 """
+    + source("signed", "hmac", signature="header:X-Signature", secrets=["a secret of these tests"])
     + route("/wait", deadline=50)
     + route("/fails", "appserver.tasks.fail")
     + route("/late", deadline=0.3)

@@ -15,7 +15,7 @@ import redis
 from gateway.cli import main
 from tests.integration.deliveries import Servers, gather, port, run, send
 from tests.integration.test_deliveries import listed
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import fetch
 from tests.support.stack import Server
@@ -23,21 +23,14 @@ from tests.support.waiting import until
 
 SECRET = "sesame-of-the-shop"
 CONFIG = (
-    f"""\
+    """\
 journal = 100
 journal_refused = true
 body_timeout = 0.5
 max_body = 10000
-
-[sources.shop]
-scheme = "github"
-secrets = ["{SECRET}"]
-
-[sources.slow]
-scheme = "github"
-secrets = ["{SECRET}"]
-rate = 0.001
 """
+    + source("slow", "github", secrets=[SECRET], rate=0.001)
+    + source("shop", "github", secrets=[SECRET])
     + route("/shop", source="shop")
     + route("/slow", source="slow", idempotency="none")
     + route("/keyed", idempotency="header:Idempotency-Key")

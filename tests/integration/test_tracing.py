@@ -15,7 +15,7 @@ from gateway.cli import main
 from gateway.config.strategies import STRATEGIES
 from tests.docs.test_documents import text
 from tests.integration.deliveries import URLS, gather, run, send
-from tests.support.config import route
+from tests.support.config import route, source
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector, Span
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -54,11 +54,8 @@ ROUTES = (
     + """\
 journal = 100
 log_requests = true
-
-[sources.lab]
-scheme = "gitlab"
-secrets = "of these tests only"
 """
+    + source("lab", "gitlab", secrets="of these tests only")
     + route("/run/{name}", "traced.run", queue="traced")
     + route("/fail", "traced.fail", queue="traced")
     + route("/signed", "traced.run", source="lab", queue="traced")

@@ -25,7 +25,7 @@ from gateway.stack.server import poll
 from tests.faults.client import AGAIN, Client, Sender, Sent
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
-from tests.support.requests import REQUESTS, metric
+from tests.support.requests import REQUESTS, fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
