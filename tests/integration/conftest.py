@@ -78,6 +78,12 @@ def start_gateway(
 
 
 @pytest.fixture(scope="module")
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """The broker of tests that break it, or leave messages in it."""
+    return own_rabbitmq
+
+
+@pytest.fixture(scope="module")
 def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
     """Return a gateway's options that name the module's servers."""
     return ["--broker", rabbitmq.url, "--result-backend", redis_server.url]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,12 @@ class Servers:
 
         with ThreadPoolExecutor(len(processes)) as threads:
             return list(threads.map(start, processes))
+
+    def each(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, Server]:
+        """Start gateways at once, each by its name with a strategy and a configuration."""
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            started = threads.map(lambda one: self.gateway(*one), wanted.values())
+            return dict(zip(wanted, started, strict=True))
 
     def nginx(self, *gateways: Server) -> Server:
         nginx = self.stack.nginx([port(gateway) for gateway in gateways])

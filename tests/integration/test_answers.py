@@ -11,7 +11,6 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -58,9 +57,7 @@ OWN_BROKER = True
 @pytest.fixture(scope="module")
 def gateways(servers: Servers) -> dict[str, Server]:
     """All strategies, which are asked beside each other."""
-    with ThreadPoolExecutor(len(STRATEGIES)) as threads:
-        started = threads.map(lambda name: servers.gateway(name, CONFIG), STRATEGIES)
-        gateways = dict(zip(STRATEGIES, started, strict=True))
+    gateways = servers.each({name: (name, CONFIG) for name in STRATEGIES})
     yield gateways
     assert {name: metric(g, "gateway_in_flight") for name, g in gateways.items()} == dict.fromkeys(
         STRATEGIES, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -39,9 +38,7 @@ WORKER = {"concurrency": 8, "app": "tests.integration.retry_tasks"}
 def hasty(servers: Servers) -> dict[str, Server]:
     """A gateway for each strategy, whose requests wait for a second."""
     config = "timeout = 1\nresult_expires = 1\n" + KEYED + ANSWER
-    with ThreadPoolExecutor(3) as threads:
-        started = threads.map(lambda strategy: servers.gateway(strategy, config), STRATEGIES)
-        return dict(zip(STRATEGIES, started, strict=True))
+    return servers.each({name: (name, config) for name in STRATEGIES})
 
 
 @pytest.fixture(scope="module")

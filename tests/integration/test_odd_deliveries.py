@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -81,9 +80,7 @@ async def test_a_result_that_has_expired_is_not_listened_for(servers):
 
 
 def test_what_was_never_sent_is_not_listened_for(servers):
-    with ThreadPoolExecutor(len(STRATEGIES)) as threads:
-        started = threads.map(lambda s: servers.gateway(s, "timeout = 1\n" + KEYED), STRATEGIES)
-        gateways = dict(zip(STRATEGIES, started, strict=True))
+    gateways = servers.each({name: (name, "timeout = 1\n" + KEYED) for name in STRATEGIES})
 
     async def blocked(strategy: str) -> list:
         # The broker tells a connection that it is blocked when that next publishes.

@@ -28,12 +28,6 @@ TIMEOUT = 30  # seconds
 QUEUE = "celery"
 
 
-@pytest.fixture(scope="module")
-def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
-    """These tests freeze and block it, and their messages stay."""
-    return own_rabbitmq
-
-
 @asynccontextmanager
 async def started(publisher: Publisher, ready: bool = True) -> AsyncIterator[Publisher]:
     """Start a publisher and, unless `ready` is false, wait for its broker; stop it at the end."""

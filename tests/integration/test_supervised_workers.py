@@ -16,7 +16,7 @@ from tests.integration.limited_tasks import RAN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
 from tests.integration.test_poison import RUNS
 from tests.support.config import route
-from tests.support.stack import RabbitMQ, Server
+from tests.support.stack import Server
 
 LIMITS = {
     "/accept": {"answer": "accept"},
@@ -60,11 +60,6 @@ class Workers(Servers):
     def _lines(self) -> list[list[str]]:
         file = self.directory / RAN
         return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-
-
-@pytest.fixture(scope="module")
-def broker(own_rabbitmq) -> RabbitMQ:
-    return own_rabbitmq
 
 
 @pytest.fixture
