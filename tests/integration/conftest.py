@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from tests.integration.checking import worker_of
 from tests.integration.deliveries import ROOT, Servers, port
@@ -116,6 +117,15 @@ def worker_with(
 def nginx(stack: Stack, start: Start, gateway: Server) -> Server:
     """An nginx in front of the module's `gateway`."""
     return start(lambda: stack.nginx([port(gateway)]))
+
+
+@pytest.fixture
+def client(redis_server: Server) -> Iterator[redis.Redis]:
+    """A client of the module's Redis, which is empty at first, and has counted nothing."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        client.config_resetstat()
+        yield client
 
 
 @pytest.fixture

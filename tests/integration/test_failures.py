@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
@@ -35,7 +35,6 @@ from gateway.journal.redis_store import RedisStore
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
-from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -255,13 +254,6 @@ async def test_mail_with_tls(certificates: Certificates, monkeypatch, starts: bo
 # Counting -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def client(results: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(results.url) as client:
-        client.flushall()
-        yield client
-
-
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "PAUSE", 0.02)
@@ -306,8 +298,8 @@ async def counts(store: RedisStore) -> dict[str, int]:
     return {each.about.type: each.count for each in await store.groups()}
 
 
-async def test_what_a_killed_process_leaves_is_counted_by_another_one(client, results, caplog):
-    config = Config(state_url=results.url, journal=1_000, strategy="pika")
+async def test_what_a_killed_process_leaves_is_counted_by_another_one(client, redis_server, caplog):
+    config = Config(state_url=redis_server.url, journal=1_000, strategy="pika")
 
     async with deployment(config) as (store, failures, _):
         await fail(store, *"ABAB")
@@ -333,10 +325,10 @@ async def test_what_a_killed_process_leaves_is_counted_by_another_one(client, re
         assert await counts(store) == {"A": 3, "B": 2, "C": 2}
 
 
-async def test_one_message_has_all_that_has_come_since_the_last_one(client, results, caplog):
+async def test_one_message_has_all_that_has_come_since_the_last_one(client, redis_server, caplog):
     async with recorder() as (server, url):
         table = {"kind": "webhook", "url": url, "secret": SECRET, "every": 1.0, "share": 0.5}
-        config = Config(state_url=results.url, journal=1_000, strategy="pika", notify=table)
+        config = Config(state_url=redis_server.url, journal=1_000, strategy="pika", notify=table)
         keys = Keys(config)
         async with deployment(config) as (store, _, metrics):
             # Given one that has failed, it is told at once, once.
@@ -382,10 +374,10 @@ async def test_one_message_has_all_that_has_come_since_the_last_one(client, resu
     assert "hidden" not in caplog.text and SECRET not in caplog.text
 
 
-async def test_what_is_resolved_before_it_is_told_is_not_told(client, results):
+async def test_what_is_resolved_before_it_is_told_is_not_told(client, redis_server):
     async with recorder() as (server, url):
         table = {"kind": "slack", "url": url, "every": 60.0}
-        settings = {"state_url": results.url, "journal": 1_000, "strategy": "pika"}
+        settings = {"state_url": redis_server.url, "journal": 1_000, "strategy": "pika"}
         config = Config(**settings, notify=table)
         keys = Keys(config)
         async with deployment(config, 1) as (store, _, _):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -31,14 +31,6 @@ from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 LOST = "gateway_journal_lost_total"
-
-
-@pytest.fixture
-def client(redis_server: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushall()
-        client.config_resetstat()
-        yield client
 
 
 @pytest.fixture

@@ -45,13 +45,6 @@ from tests.support.waiting import eventually
 KILLS = int(os.environ.get("KILLS", "1"))
 
 
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-        yield client
-
-
 @pytest.fixture(autouse=True)
 def shortened(monkeypatch):
     """Let processes look soon at what others have left."""

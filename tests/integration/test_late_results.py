@@ -27,13 +27,6 @@ OFTEN = 0.3  # a third of it, in seconds, is the shortest pause between queries
 BODY = b"digest"
 
 
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-        yield client
-
-
 class Process:
     """What one process of a gateway has to listen for late results."""
 

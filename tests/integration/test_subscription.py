@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-import redis
 
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
@@ -27,12 +26,6 @@ async def add(
 ) -> None:
     subscription.add(channel, on_message)
     await subscription.ready(channel)
-
-
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    with redis.Redis.from_url(redis_server.url) as client:
-        yield client
 
 
 @pytest.fixture
