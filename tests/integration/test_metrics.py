@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_has_waited(servers, gateway, grown):
     servers.release("left")
 
     assert grown(f"{WAITS}_count", outcome="client-gone") == grown(f"{WAITS}_count") == 1
-    until(lambda: metric(gateway, "http_server_active_requests") == 0)
+    await eventually(lambda: metric(gateway, "http_server_active_requests") == 0)
 
 
 async def test_a_later_try_is_counted_as_joined(servers, gateway, grown):
