@@ -232,7 +232,7 @@ def test_a_delivery_that_lacks_a_value_is_written_whichever_task_needs_it(gatewa
     assert deliveries("replay", needs)[:2] == (1, f"{needs} {why}\n")
 
 
-async def test_what_a_sender_writes_does_nothing_to_a_terminal(gateway, deliveries):
+def test_what_a_sender_writes_does_nothing_to_a_terminal(gateway, deliveries):
     # Given an event and a body with escapes of terminals, a C1 control, and a bidi override,
     event = "\x9b2J"
     body = "\x9b2J \u202e \U000e0001 \x7f grüße"
@@ -240,7 +240,7 @@ async def test_what_a_sender_writes_does_nothing_to_a_terminal(gateway, deliveri
     server = gateway()
 
     headers = f"X-Hub-Signature-256: sha256={signature}", f"X-GitHub-Event: {event}"
-    assert (await send(server, "/signed", body, *headers)).status == 200
+    assert run(send(server, "/signed", body, *headers)).status == 200
 
     first = listed(deliveries, 1, "--route", "/signed")[0]
     assert first["event"] == event

@@ -20,7 +20,7 @@ def source(name: str, scheme: str, **settings: Any) -> str:
 
 def toml(sources: Mapping[str, Mapping[str, Any]], routes: Iterable[Mapping[str, Any]]) -> str:
     """Write sources by their names, and routes."""
-    written = [source(name, **options) for name, options in sources.items()]
+    written = [_table(f"[sources.{name}]", options) for name, options in sources.items()]
     return "".join([*written, *(_table("[[routes]]", route) for route in routes)])
 
 

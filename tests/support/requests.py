@@ -64,7 +64,7 @@ def fetch(url: str, *headers: str, method: str = "GET", body: bytes | None = Non
     """Send one request to a URL, and follow nowhere; holds up the loop."""
     parts = urlsplit(url)
     target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
-    with closing(HTTPConnection(str(parts.hostname), parts.port, timeout=60)) as connection:
+    with closing(HTTPConnection(str(parts.hostname), parts.port, timeout=120)) as connection:
         connection.request(method, target, body, dict(line.split(": ", 1) for line in headers))
         found = connection.getresponse()
         named = {name.lower(): value for name, value in found.getheaders()}
