@@ -45,8 +45,9 @@ def nodes(stack: Stack) -> Iterator[Nodes]:
 async def claims_on(nodes: Nodes, **more: Any) -> AsyncIterator[Claims]:
     async with claims_of(Config(state_url=nodes.url, **more)) as claims:
         of = claims.redis
-        await eventually(lambda: len(of.nodes) == 3 and of.available == 1.0)
-        yield claims
+        async with asyncio.timeout(60):
+            await eventually(lambda: len(of.nodes) == 3 and of.available == 1.0)
+            yield claims
 
 
 async def take(claims: Claims, identity: str) -> Claim:

@@ -62,7 +62,8 @@ def joined(redis_server: Server) -> Callable[[], AbstractAsyncContextManager[Wai
                 claims, joins, owned, await claims.take("x", b"digest", TaskIds().new())
             )
             await eventually(lambda: len(own(redis_server)) == 2)
-            yield waiting
+            async with asyncio.timeout(30):
+                yield waiting
             await eventually(lambda: own(redis_server) == [])
         finally:
             for opened in (joins, results, claims):

@@ -46,7 +46,8 @@ async def opened(url: str) -> AsyncIterator[Pipeline]:
     some = Pipeline(lambda: result_store.connect(config), "test")
     await some.start()
     try:
-        yield some
+        async with asyncio.timeout(60):
+            yield some
     finally:
         await some.stop()
 

@@ -33,8 +33,9 @@ async def started(publisher: Publisher, ready: bool = True) -> AsyncIterator[Pub
     """Start a publisher and, unless `ready` is false, wait for its broker; stop it at the end."""
     await publisher.start()
     try:
-        await eventually(lambda: not (ready and publisher.error))
-        yield publisher
+        async with asyncio.timeout(TIMEOUT):
+            await eventually(lambda: not (ready and publisher.error))
+            yield publisher
     finally:
         await publisher.stop()
 

@@ -459,7 +459,8 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, 
 
     answers: list[int] = []
     os.kill(server.pid, signal.SIGHUP)
-    await asyncio.gather(*(client(answers) for _ in range(10)))
+    async with asyncio.timeout(TIMEOUT):
+        await asyncio.gather(*(client(answers) for _ in range(10)))
     assert set(answers) == {200}
     until(lambda: len(children(server)) == 1)
     assert not set(children(server)) & set(old)
@@ -600,7 +601,8 @@ async def test_stopping_under_load_answers_every_request_that_was_taken(gateway,
     while len(answers) < 200:
         await asyncio.sleep(0.01)
     os.kill(server.pid, signal.SIGTERM)
-    await asyncio.gather(*clients)
+    async with asyncio.timeout(TIMEOUT):
+        await asyncio.gather(*clients)
     assert set(answers) == {200} and len(answers) > 200
     assert exit_code(server) == 0
     assert "Traceback" not in server.output()
@@ -654,7 +656,7 @@ async def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
     os.kill(busy.pid, signal.SIGHUP)
     until(lambda: "reloaded" in busy.output())
 
-    async with await Connection.open(port(busy)) as connection:
+    async with asyncio.timeout(TIMEOUT), await Connection.open(port(busy)) as connection:
         await wait_at(connection, busy)
         os.kill(busy.pid, signal.SIGTERM)
         with suppress(ConnectionResetError):
@@ -698,7 +700,7 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
 async def test_second_signal_ends_at_once(gateway, nobody):
     server = gateway(*nobody(60))
 
-    async with await Connection.open(port(server)) as connection:
+    async with asyncio.timeout(TIMEOUT), await Connection.open(port(server)) as connection:
         await wait_at(connection, server)
         os.kill(server.pid, signal.SIGTERM)
         while "draining" not in server.output():

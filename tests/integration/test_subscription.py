@@ -36,7 +36,8 @@ def heard(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[Sub
         subscription = Subscription(lambda: result_store.connect(config), "test", **more)
         await subscription.start()
         try:
-            yield subscription
+            async with asyncio.timeout(60):
+                yield subscription
         finally:
             await subscription.stop()
 
