@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from gateway.stack import loopback
 from gateway.stores import pipeline
 from gateway.stores.state_store import StateStore
 from tests.support.certificates import Certificates
-from tests.support.in_memory import Start, running, serving
+from tests.support.in_memory import LOOPS, Start, running, serving
 from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
 
 S = TypeVar("S", bound=Server)
@@ -42,6 +44,27 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is not None:
         number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
         loopback.PORTS = loopback.PORTS[number::count]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function, on the loop that `each_loop` makes if it uses that.
+
+    Those marked `gen_test` are pytest-tornado's.
+    """
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test) or pyfuncitem.get_closest_marker("gen_test"):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("each_loop")) as runner:
+        runner.run(test(**given))
+    return True
+
+
+@pytest.fixture(params=LOOPS)
+def each_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Run a coroutine's test on each of the loops that gateways run on."""
+    return LOOPS[request.param]
 
 
 @pytest.fixture(scope="session")

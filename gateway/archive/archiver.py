@@ -20,7 +20,7 @@ from gateway.backoff import Backoff
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.store import Change, JournalStore
+from gateway.journal.store import JournalStore
 
 log = logging.getLogger(__name__)
 

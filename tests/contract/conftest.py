@@ -7,66 +7,31 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
+from tests.support.config import route
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
 #: Seconds: the deadline of the route `/slow`, and how much later an answer may come.
 DEADLINE, GRACE = 1.0, 0.5
 
-ROUTES = """
+ROUTES = (
+    """\
 secret_key = "a key of the contract"
 public_url = "https://hooks.example.com"
-
-[[routes]]
-path = "/"
-
-[[routes]]
-path = "/patient"
-deadline = 50
-
-[[routes]]
-path = "/fail"
-task = "appserver.tasks.fail"
-
-[[routes]]
-path = "/sleep"
-task = "appserver.tasks.sleep"
-
-[[routes]]
-path = "/slow"
-task = "appserver.tasks.sleep"
-deadline = 1.0
-
-[[routes]]
-path = "/large"
-task = "appserver.tasks.large"
-
-[[routes]]
-path = "/unknown"
-task = "appserver.tasks.that_nobody_wrote"
-
-[[routes]]
-path = "/returned"
-task = "tests.returned"
-
-[[routes]]
-path = "/stored"
-task = "tests.stored"
-
-[[routes]]
-path = "/unended"
-task = "tests.stored"
-deadline = 1.0
-
-[[routes]]
-path = "/accept"
-answer = "accept"
-
-[[routes]]
-path = "/nowhere"
-queue = "a-queue-that-nobody-declares"
-declare = false
 """
+    + route("/", None)
+    + route("/patient", None, deadline=50)
+    + route("/fail", "appserver.tasks.fail")
+    + route("/sleep", "appserver.tasks.sleep")
+    + route("/slow", "appserver.tasks.sleep", deadline=1.0)
+    + route("/large", "appserver.tasks.large")
+    + route("/unknown", "appserver.tasks.that_nobody_wrote")
+    + route("/returned", "tests.returned")
+    + route("/stored", "tests.stored")
+    + route("/unended", "tests.stored", deadline=1.0)
+    + route("/accept", None, answer="accept")
+    + route("/nowhere", None, queue="a-queue-that-nobody-declares", declare=False)
+)
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,10 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -90,16 +89,6 @@ def use(request: pytest.FixtureRequest, server: Server) -> Use:
     return use
 
 
-def awaited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make of a coroutine function a test."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 def about(delivery_id: str) -> str:
     own = {"id": delivery_id, "received_at": "2026-01-31T12:00:00+00:00", "store": False}
     delivery = {**own, "route": "/", "source": "", "event": ""}
@@ -168,7 +157,6 @@ async def until_due(
     return found
 
 
-@awaited
 async def test_an_entry_has_what_was_written(use: Use):
     async with use() as store:
         assert await store.get("one") is None
@@ -190,7 +178,6 @@ async def test_an_entry_has_what_was_written(use: Use):
         assert (one.error, one.call) == ("unroutable", call())
 
 
-@awaited
 async def test_a_refused_request_is_an_entry(use: Use):
     async with use(journal_refused=True) as store:
         assert await store.refuse(refusal("one")) is None
@@ -200,7 +187,6 @@ async def test_a_refused_request_is_an_entry(use: Use):
         assert (one.error, one.call) == ("unverified: no signature", call())
 
 
-@awaited
 async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use: Use):
     async with use(journal=10) as store, aclosing(store.changes()) as changes:
         await anext(changes)
@@ -217,7 +203,6 @@ async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use
         assert (await got(store, "two")).state == IGNORED
 
 
-@awaited
 async def test_what_is_written_again_is_as_it_was(use: Use):
     """As is done where it is not known whether it was written."""
     async with use(journal_refused=True, keep_bodies="failed") as store:
@@ -232,7 +217,6 @@ async def test_what_is_written_again_is_as_it_was(use: Use):
         assert await store.trim(1) == before._replace(open=before.open - 1)
 
 
-@awaited
 async def test_only_so_many_are_kept(use: Use):
     async with use(journal=10) as store:
         await store.write([answered(f"d{n}") for n in range(8)])
@@ -246,7 +230,6 @@ async def test_only_so_many_are_kept(use: Use):
         assert await store.get("d19") is None
 
 
-@awaited
 async def test_only_so_many_bytes_are_kept_but_one_delivery_at_least(use: Use):
     async with use(journal_bytes=20_000) as store:
         await store.write([answered(f"d{n}", size=4_000) for n in range(10)])
@@ -260,7 +243,6 @@ async def test_only_so_many_bytes_are_kept_but_one_delivery_at_least(use: Use):
         assert 30_000 < (await store.trim(100)).bytes < 31_000
 
 
-@awaited
 async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
     async with use(journal_age=1, journal_refused=True) as store, use() as patient:
         await store.write([answered(f"d{n}") for n in range(5)])
@@ -278,7 +260,6 @@ async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
         assert [await store.get(each) for each in ("d0", "r0")] == [None, None]
 
 
-@awaited
 async def test_refused_requests_have_a_bound_of_their_own(use: Use):
     async with use(journal=100, journal_refused=True) as store:
         await store.write([answered(f"d{n}") for n in range(100)])
@@ -298,7 +279,6 @@ async def test_refused_requests_have_a_bound_of_their_own(use: Use):
         assert (await ids(store))[100:] == [f"r{n}" for n in reversed(range(20, 30))]
 
 
-@awaited
 async def test_what_became_of_a_late_answer_is_the_state(use: Use):
     async with use() as store:
         for n, before in enumerate((RECEIVED, ACCEPTED, RUNNING, SUCCEEDED)):
@@ -333,7 +313,6 @@ async def test_what_became_of_a_late_answer_is_the_state(use: Use):
         (EXPIRED, FAILED, EXPIRED),
     ],
 )
-@awaited
 async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left: str):
     async with use() as store:
         await store.write([begun("one")])
@@ -350,7 +329,6 @@ async def test_a_state_only_goes_forward(use: Use, before: str, after: str, left
             assert (await got(store, "two")).state == left
 
 
-@awaited
 async def test_the_end_of_a_task_is_written(use: Use):
     async with use() as store:
         await store.write([answered("one")])
@@ -372,7 +350,6 @@ async def test_the_end_of_a_task_is_written(use: Use):
 @pytest.mark.parametrize(
     ("status", "told"), [(202, b"accepted"), (504, b"error"), (0, b"error"), (None, b"unknown")]
 )
-@awaited
 async def test_an_end_tells_once_how_the_delivery_was_answered(use: Use, status, told):
     async with use() as store:
         await store.write([begun("one"), begun("unfollowed", followed=False)])
@@ -387,7 +364,6 @@ async def test_an_end_tells_once_how_the_delivery_was_answered(use: Use, status,
         assert await store.settle("unfollowed", "first", End(FAILED)) is None
 
 
-@awaited
 async def test_each_look_is_taken_once_and_postponed(use: Use):
     async with use() as store, use() as other:
         began = asyncio.get_running_loop().time()
@@ -404,7 +380,6 @@ async def test_each_look_is_taken_once_and_postponed(use: Use):
         assert await store.due(100, *pauses) == []
 
 
-@awaited
 async def test_the_next_look_comes_after_the_double_of_the_first_pause(use: Use):
     clock = asyncio.get_running_loop().time
     async with use() as store:
@@ -420,7 +395,6 @@ async def test_the_next_look_comes_after_the_double_of_the_first_pause(use: Use)
             looked = asked
 
 
-@awaited
 async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
     async with use(journal=3) as store:
         await store.write([begun(each) for each in ("removed", "answered", "settled", "left")])
@@ -432,7 +406,6 @@ async def test_what_has_ended_or_is_removed_is_not_looked_for(use: Use):
         assert await until_due(store) == [("left", "first")]
 
 
-@awaited
 async def test_a_replay_is_exclusive(use: Use):
     async with use(confirm_timeout=60) as store, use() as other:
         await store.write([answered("one", FAILED)])
@@ -449,7 +422,6 @@ async def test_a_replay_is_exclusive(use: Use):
         assert await other.begin_replay("one", "third", "second") == (BEGUN, "third")
 
 
-@awaited
 async def test_of_many_who_publish_an_interrupted_replay_again_one_does(use: Use):
     async with use(confirm_timeout=60) as store, use(confirm_timeout=60) as other:
         await store.write([answered("one", FAILED)])
@@ -465,7 +437,6 @@ async def test_of_many_who_publish_an_interrupted_replay_again_one_does(use: Use
         assert ((await got(store, "one")).replays, (await got(store, "one")).replaying) == (1, "")
 
 
-@awaited
 async def test_a_replay_is_interrupted_when_it_has_not_ended_in_its_time(use: Use):
     async with use(confirm_timeout=0.001) as store:
         await store.write([answered("one", FAILED)])
@@ -475,7 +446,6 @@ async def test_a_replay_is_interrupted_when_it_has_not_ended_in_its_time(use: Us
                 await asyncio.sleep(0.1)
 
 
-@awaited
 async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
     async with use() as store:
         await store.write([answered("one")])
@@ -498,7 +468,6 @@ async def test_a_replay_that_was_taken_opens_the_delivery_again(use: Use):
         assert (one.runs, one.begun_at) == (runs, "")
 
 
-@awaited
 async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
     async with use() as store:
         await store.write([answered("one", FAILED, 502)])
@@ -513,7 +482,6 @@ async def test_a_replay_that_was_not_taken_changes_nothing(use: Use):
         assert await store.begin_replay("one", "third", "first") == (BEGUN, "third")
 
 
-@awaited
 async def test_what_was_replayed_keeps_the_replays_task(use: Use):
     async with use() as store:
         await store.write([begun("one")])
@@ -531,7 +499,6 @@ async def test_what_was_replayed_keeps_the_replays_task(use: Use):
         assert (await got(store, "one")).replays == 2
 
 
-@awaited
 async def test_entries_are_in_order_and_divided_by_position(use: Use):
     async with use(journal_refused=True) as store:
         expected = []
@@ -553,7 +520,6 @@ async def test_entries_are_in_order_and_divided_by_position(use: Use):
             assert await ids(store, before=entries[place].position) == found[place + 1 :]
 
 
-@awaited
 async def test_a_search_ends_with_its_time_and_goes_on_from_there(use: Use):
     async with use() as store:
         await store.write([answered(f"d{n}") for n in range(3)])
@@ -565,7 +531,6 @@ async def test_a_search_ends_with_its_time_and_goes_on_from_there(use: Use):
         assert parts == [["d2"], ["d1"], ["d0"], []]
 
 
-@awaited
 async def test_entries_have_calls_only_if_asked(use: Use):
     async with use() as store:
         await store.write([answered("one", FAILED, 502)])
@@ -576,7 +541,6 @@ async def test_entries_have_calls_only_if_asked(use: Use):
             assert (entry.state, entry.status, entry.delivery) == (FAILED, 502, one.delivery)
 
 
-@awaited
 async def test_entries_of_a_time(use: Use):
     async with use() as store:
         await store.write([answered("old")])
@@ -596,7 +560,6 @@ async def _received(store: JournalStore, delivery_id: str) -> datetime:
     return datetime.fromtimestamp(int(position.partition("-")[0]) / 1000, UTC)
 
 
-@awaited
 async def test_each_change_is_announced(use: Use):
     async with use(journal_refused=True) as store, aclosing(store.changes()) as changes:
         assert await anext(changes) == ""
@@ -615,7 +578,6 @@ async def test_each_change_is_announced(use: Use):
             assert [await anext(changes) for _ in expected] == expected
 
 
-@awaited
 async def test_deployments_do_not_see_each_other(use: Use):
     async with (
         use(journal_refused=True) as store,
@@ -637,7 +599,6 @@ async def test_deployments_do_not_see_each_other(use: Use):
         assert (await got(store, "one")).state == ACCEPTED
 
 
-@awaited
 async def test_a_check_leaves_nothing(use: Use):
     async with use(journal=5) as store:
         await store.write([answered(f"d{n}") for n in range(5)])
@@ -646,7 +607,6 @@ async def test_a_check_leaves_nothing(use: Use):
         assert (await listed(store), await store.trim(100)) == (before, size)
 
 
-@awaited
 async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server: Server):
     away = re.sub(r":\d+", f":{free_port()}", server.url)
     async with use(url=away) as store:
@@ -663,7 +623,6 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
                 await attempt()
 
 
-@awaited
 async def test_a_started_store_says_that_it_has_no_answer():
     url = f"redis://127.0.0.1:{free_port()}/0"
     store = JournalStore(Config(journal=10, strategy="pika", state_url=url))
@@ -674,7 +633,6 @@ async def test_a_started_store_says_that_it_has_no_answer():
     await store.stop()
 
 
-@awaited
 async def test_entries_with_long_calls_come_in_small_pages(server: Server):
     """The other clients of the server wait while it reads a page."""
     config = Config(journal=100, strategy="pika", state_url=server.url)
@@ -706,7 +664,6 @@ async def changed(store: JournalStore) -> list[str]:
     return [change.id for change in await store.changed(100, 1 << 20, 0.0)]
 
 
-@awaited
 async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
     async with use(journal=10, **ARCHIVE) as store:
         await store.write([begun("one"), begun("two")])
@@ -742,7 +699,6 @@ async def test_what_has_changed_is_told_until_it_is_archived(use: Use):
         assert sorted(await unmarked(store)) == ["one", "three", "two"]
 
 
-@awaited
 async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
     async with use(journal=10, journal_age=1, **ARCHIVE) as store, use(journal=10) as other:
         await store.write([answered(f"d{n}") for n in range(10)])
@@ -760,7 +716,6 @@ async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
         assert await changed(store) == []
 
 
-@awaited
 async def test_a_delivery_is_erased(use: Use):
     async with use(journal=10, **ARCHIVE) as store:
         await store.write([begun("one"), answered("two")])
@@ -792,7 +747,6 @@ async def in_order(store: JournalStore) -> list[Group]:
     return sorted(await store.groups(), key=lambda group: group.about.type)
 
 
-@awaited
 async def test_each_failure_is_counted_once(use: Use):
     async with use() as store:
         # Given some that fail with their answer, one that fails later, and one that does not,
@@ -823,7 +777,6 @@ async def test_each_failure_is_counted_once(use: Use):
             assert {entry.id async for entry in found} == {"d0", "d1", "d2", "late"}
 
 
-@awaited
 async def test_what_is_gone_or_runs_again_is_in_no_group(use: Use):
     async with use() as store:
         await store.write([failed(each, "E") for each in ("erased", "replayed", "again")])
@@ -839,7 +792,6 @@ async def test_what_is_gone_or_runs_again_is_in_no_group(use: Use):
         assert [each.about.type for each in await store.groups()] == ["F"]
 
 
-@awaited
 async def test_a_group_is_muted_resolved_and_comes_back(use: Use):
     async with use() as store:
         await store.write([failed("a", "E", EXPIRED), failed("b", "F", DEAD_LETTERED)])
@@ -867,7 +819,6 @@ async def test_a_group_is_muted_resolved_and_comes_back(use: Use):
         assert [each.id for each in await store.groups()] == [f.id]
 
 
-@awaited
 async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
     async with use() as store:
 
@@ -901,7 +852,6 @@ async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
         assert len(await store.news(100, 60.0)) == 1 and await store.untold() == ""
 
 
-@awaited
 async def test_a_damaged_group_is_told_and_stops_nothing(use: Use, caplog):
     numbers = ("count", "base", "said", "first", "last", "muted", "resolved", "again")
     damages = [(name, bad) for name in numbers for bad in ("", "x", "1.5", "-1", "9" * 40)]
@@ -933,7 +883,6 @@ async def test_a_damaged_group_is_told_and_stops_nothing(use: Use, caplog):
                 await store.forget_group(each.id)
 
 
-@awaited
 async def test_groups_are_bounded(use: Use):
     async with use() as store:
         # A type of its own for each.
@@ -954,7 +903,6 @@ async def test_groups_are_bounded(use: Use):
         assert set(await store.news(1_000, 60.0)) == {f"new {each.id}" for each in groups}
 
 
-@awaited
 async def test_what_another_version_has_written_is_read(use: Use):
     async with use() as store:
         row = failed("new", "E")
@@ -967,7 +915,6 @@ async def test_what_another_version_has_written_is_read(use: Use):
         assert failing.about is not None and failing.about.type == "E"
 
 
-@awaited
 async def test_without_news_nothing_is_to_be_told(use: Use):
     async with use() as store:
         await store.write([failed("a", "E")])
@@ -975,7 +922,6 @@ async def test_without_news_nothing_is_to_be_told(use: Use):
         assert await store.news(100, 60.0) == []
 
 
-@awaited
 async def test_a_route_s_share_of_failures_is_told_once(use: Use):
     async with use() as store:
         assert await store.rates(0.5, {"/a b": 19}, {"/a b": 19}) == {"/a b": (19, 19)}

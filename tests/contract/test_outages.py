@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.contract.conftest import GRACE, start_gateway
-from tests.support.requests import confirmed, get, metric, post, post_each
+from tests.support.requests import confirmed, fetch, metric, post, post_each
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.strategies import COMPARED, USED
 from tests.support.waiting import until
@@ -52,14 +52,14 @@ def answers(gateways: dict[str, Server], path: str = "/") -> dict[str, int]:
 
 def until_ready(gateways: dict[str, Server]) -> None:
     for gateway in gateways.values():
-        until(lambda g=gateway: get(f"{g.admin_url}/readyz").code == 200)
+        until(lambda g=gateway: fetch(f"{g.admin_url}/readyz").status == 200)
 
 
 def test_a_killed_broker_is_503_and_its_return_is_noticed(gateways, broker):
     broker.kill()
     assert answers(gateways) == dict.fromkeys(gateways, 503)
-    broken = get(f"{gateways['pika'].admin_url}/readyz")
-    assert broken.code == 503
+    broken = fetch(f"{gateways['pika'].admin_url}/readyz")
+    assert broken.status == 503
     assert json.loads(broken.body)["children"][0]["broker"]
 
     broker.restart()

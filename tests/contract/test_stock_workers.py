@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
+from tests.support.config import route
 from tests.support.requests import post, post_all
 from tests.support.stack import RabbitMQ, Server, Stack
 
@@ -32,18 +33,6 @@ def replaced(self, query, headers, body):
     queue = self.request.delivery_info["routing_key"]
     return self.replace(chain(part.si("lost").set(queue=queue), part.si(body).set(queue=queue)))
 """
-ROUTES = """
-[[routes]]
-path = "/"
-task = "shop.take_order"
-queue = "{queue}"
-
-[[routes]]
-path = "/replaced"
-task = "shop.replaced"
-queue = "{queue}"
-deadline = {deadline}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +40,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("stock")
     (home / "shop.py").write_text(APP)
     for queue, deadline in (("stock-redis", 30), ("stock-rpc", 2)):
-        (home / f"{queue}.toml").write_text(ROUTES.format(queue=queue, deadline=deadline))
+        replaced = route("/replaced", "shop.replaced", queue=queue, deadline=deadline)
+        (home / f"{queue}.toml").write_text(route("/", "shop.take_order", queue=queue) + replaced)
     return home
 
 

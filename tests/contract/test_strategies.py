@@ -12,7 +12,7 @@ import time
 
 from gateway.celery_message import MAX_STORED
 from tests.contract.conftest import DEADLINE, GRACE
-from tests.support.requests import REQUESTS, confirmed, get, metric, post, post_all, post_each
+from tests.support.requests import REQUESTS, confirmed, fetch, metric, post, post_all, post_each
 from tests.support.waiting import until
 
 GOOD = b'{"status": "SUCCESS", "result": "good"}'
@@ -190,9 +190,9 @@ def test_a_client_that_leaves_frees_its_waiter(gateway):
 
 
 def test_it_is_ready_and_says_so(gateway):
-    answer = get(f"{gateway.admin_url}/readyz")
+    answer = fetch(f"{gateway.admin_url}/readyz")
 
-    assert answer.code == 200
+    assert answer.status == 200
     (child,) = json.loads(answer.body)["children"]
     assert child.pop("pid")
     assert set(child.values()) == {""}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from tests.integration.checking import worker_of
-from tests.integration.deliveries import Servers, port
+from tests.integration.deliveries import ROOT, Servers, port
 from tests.support.stack import RabbitMQ, Server, Stack
 
 Start = Callable[[Callable[[], Server]], Server]
@@ -47,11 +49,39 @@ def _is_long(path: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    """A broker and a Redis of the module's own, with a worker."""
-    servers = Servers(stack, rabbitmq, redis_server)
+def servers(
+    stack: Stack, redis_server: Server, request: pytest.FixtureRequest
+) -> Iterator[Servers]:
+    """The module's servers, with a worker as `WORKER` says.
+
+    The broker is the module's own with `OWN_BROKER`.
+    """
+    module = request.module
+    broker = "own_rabbitmq" if getattr(module, "OWN_BROKER", False) else "rabbitmq"
+    options = getattr(module, "WORKER", {})
+    servers = Servers(stack, request.getfixturevalue(broker), redis_server, **options)
     yield servers
     servers.stop()
+
+
+@pytest.fixture(scope="module")
+def start_gateway(
+    stack: Stack, urls: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Server]:
+    """Start gateways with a configuration, at the module's servers."""
+
+    def start(config: str, *options: str, **more: Any) -> Server:
+        file = tmp_path_factory.mktemp("gateway") / "gateway.toml"
+        file.write_text(config)
+        return stack.gateway(*urls, "--config", str(file), *options, **more)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
+    """The broker of tests that break it, or leave messages in it."""
+    return own_rabbitmq
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +91,12 @@ def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
-    """A worker at the same servers."""
-    return stack.worker(rabbitmq.url, redis_server.url)
+def worker(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, request: pytest.FixtureRequest
+) -> Server:
+    """A worker at the same servers, as `WORKER` says."""
+    options = getattr(request.module, "WORKER", {})
+    return stack.worker(rabbitmq.url, redis_server.url, cwd=ROOT, **options)
 
 
 @pytest.fixture
@@ -84,6 +117,15 @@ def worker_with(
 def nginx(stack: Stack, start: Start, gateway: Server) -> Server:
     """An nginx in front of the module's `gateway`."""
     return start(lambda: stack.nginx([port(gateway)]))
+
+
+@pytest.fixture
+def client(redis_server: Server) -> Iterator[redis.Redis]:
+    """A client of the module's Redis, which is empty at first, and has counted nothing."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        client.config_resetstat()
+        yield client
 
 
 @pytest.fixture

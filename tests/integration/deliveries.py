@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from gateway.claims.claim import DIGEST, Record, read
 from gateway.stack.loopback import answers_ok
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
@@ -27,12 +28,7 @@ secret_key = "of these tests only"
 public_url = "https://hooks.example.com"
 """
 #: A route whose deliveries are known by a header, and whose task notes each execution.
-KEYED = """
-[[routes]]
-path = "/keyed"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-"""
+KEYED = route("/keyed", idempotency="header:Idempotency-Key")
 
 
 class Servers:
@@ -93,6 +89,12 @@ class Servers:
 
         with ThreadPoolExecutor(len(processes)) as threads:
             return list(threads.map(start, processes))
+
+    def each(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, Server]:
+        """Start gateways at once, each by its name with a strategy and a configuration."""
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            started = threads.map(lambda one: self.gateway(*one), wanted.values())
+            return dict(zip(wanted, started, strict=True))
 
     def nginx(self, *gateways: Server) -> Server:
         nginx = self.stack.nginx([port(gateway) for gateway in gateways])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pika
@@ -14,22 +12,12 @@ from gateway.stack.server import poll
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.integration.deliveries import ROOT, URLS
+from tests.support.config import route
+from tests.support.requests import fetch
 from tests.support.stack import RabbitMQ, Server, Stack
 
 TIMEOUT = 30  # seconds
 DEAD = "gateway.dead"
-ROUTES = """
-timeout = 25
-[[routes]]
-path = "/wait"
-task = "faults.run"
-queue = "{queue}"
-[[routes]]
-path = "/accept"
-task = "faults.run"
-queue = "{queue}"
-answer = "accept"
-"""
 
 
 class Servers:
@@ -58,7 +46,9 @@ class Servers:
 
     def gateway(self, *options: str) -> Server:
         config = self.directory / "gateway.toml"
-        config.write_text(URLS + ROUTES.format(queue=self.queue))
+        routes = route("/wait", queue=self.queue)
+        routes += route("/accept", queue=self.queue, answer="accept")
+        config.write_text(f"{URLS}timeout = 25\n{routes}")
         urls = ["--broker", self.broker.url, "--result-backend", self.results]
         gateway = self.stack.gateway("--config", str(config), *urls, *options)
         self._started.append(gateway)
@@ -119,14 +109,10 @@ def ask(
 ) -> tuple[int, str, str]:
     """Return an answer's status, body and the path of its Location."""
     url = gateway.admin_url if admin else gateway.url
-    request = urllib.request.Request(url + target, body and body.encode())
-    try:
-        with urllib.request.urlopen(request) as answer:
-            location = answer.headers.get("Location", "").removeprefix("https://hooks.example.com")
-            return answer.status, answer.read().decode(), location
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode(), ""
+    method = "GET" if body is None else "POST"
+    answer = fetch(url + target, method=method, body=body and body.encode())
+    location = answer.headers.get("location", "").removeprefix("https://hooks.example.com")
+    return answer.status, answer.body.decode(), location
 
 
 def accept(gateway: Server, target: str, name: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway import admin
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import get
+from tests.support.requests import fetch
 from tests.support.stack import Server, Stack, free_port
 
 FILES = 64  # descriptors of a process
@@ -40,15 +40,12 @@ async def end_of(connection: Connection) -> None:
     ],
     ids=["body", "chunks", "header"],
 )
-def test_bodies_and_large_headers_are_not_read(gateway, data):
-    async def send() -> None:
-        async with await Connection.open(gateway.admin) as connection:
-            connection.send(data)
-            # Before any timeout.
-            await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
-
-    asyncio.run(send())
-    assert get(f"{gateway.admin_url}/healthz").code == 200
+async def test_bodies_and_large_headers_are_not_read(gateway, data):
+    async with await Connection.open(gateway.admin) as connection:
+        connection.send(data)
+        # Before any timeout.
+        await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
+    assert (await asyncio.to_thread(fetch, f"{gateway.admin_url}/healthz")).status == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
@@ -71,36 +68,30 @@ def test_a_probe_may_ask_for_the_header_only(gateway, path):
             assert await connection.at_end()
             return answer.status
 
-    assert asyncio.run(ask()) == get(f"{gateway.admin_url}{path}").code
+    assert asyncio.run(ask()) == fetch(f"{gateway.admin_url}{path}").status
 
 
-def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
-    async def send() -> None:
-        async with (
-            await Connection.open(gateway.admin) as used,
-            await Connection.open(gateway.admin) as unused,
-        ):
-            assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
-            await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
-            unused.send(b"GET /healthz HTTP/1.1\r\n")
-            await asyncio.wait_for(end_of(unused), admin.ARRIVAL + 1)
-
-    asyncio.run(send())
+async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
+    async with (
+        await Connection.open(gateway.admin) as used,
+        await Connection.open(gateway.admin) as unused,
+    ):
+        assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
+        await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
+        unused.send(b"GET /healthz HTTP/1.1\r\n")
+        await asyncio.wait_for(end_of(unused), admin.ARRIVAL + 1)
 
 
-def test_probes_are_answered_while_others_keep_their_connections(gateway):
+async def test_probes_are_answered_while_others_keep_their_connections(gateway):
     before = gateway.descriptors()
 
-    async def fill() -> None:
-        async with contextlib.AsyncExitStack() as opened:
-            for _ in range(3 * FILES):
-                await opened.enter_async_context(await Connection.open(gateway.admin))
-                await asyncio.sleep(0)
-            answer = await asyncio.to_thread(get, f"{gateway.admin_url}/healthz")
-            assert answer.code == 200
-            assert gateway.descriptors() - before <= FILES // 4
-
-    asyncio.run(fill())
+    async with contextlib.AsyncExitStack() as opened:
+        for _ in range(3 * FILES):
+            await opened.enter_async_context(await Connection.open(gateway.admin))
+            await asyncio.sleep(0)
+        answer = await asyncio.to_thread(fetch, f"{gateway.admin_url}/healthz")
+        assert answer.status == 200
+        assert gateway.descriptors() - before <= FILES // 4
     assert "Too many open files" not in gateway.output()
 
 

@@ -11,7 +11,6 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -22,9 +21,10 @@ from gateway.config.strategies import STRATEGIES
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, expired, gather, port, run, send, state_of
 from tests.integration.test_stack import exists
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 SECONDS = float(os.environ.get("ACCEPT_SECONDS", "4"))
@@ -32,80 +32,32 @@ RATE = float(os.environ.get("ACCEPT_RATE", "100"))
 
 CONFIG = (
     URLS
-    + """
-timeout = 5
-
-[[routes]]
-path = "/accept"
-answer = "accept"
-task = "faults.run"
-
-[[routes]]
-path = "/accept-once"
-answer = "accept"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-prefer = true
-deadline = 2
-content_type = "application/xml"
-
-[[routes]]
-path = "/unmoved"
-task = "faults.run"
-
-[[routes]]
-path = "/later"
-answer = "wait-then-accept"
-task = "faults.run"
-deadline = 1.0
-
-[[routes]]
-path = "/soon"
-answer = "wait-then-accept"
-task = "faults.run"
-deadline = 30.0
-
-[[routes]]
-path = "/fallback"
-answer = "wait-then-accept"
-task = "faults.run"
-deadline = 1.0
-fallback = "success"
-content_type = "text/xml"
-
-[[routes]]
-path = "/fails"
-answer = "accept"
-task = "appserver.tasks.fail"
-
-[[routes]]
-path = "/nowhere"
-answer = "accept"
-task = "faults.run"
-queue = "a-queue-that-nobody-makes"
-declare = false
-"""
+    + "timeout = 5\n"
+    + route("/accept", answer="accept")
+    + route("/accept-once", answer="accept", idempotency="header:Idempotency-Key")
+    + route("/wait", prefer=True, deadline=2, content_type="application/xml")
+    + route("/unmoved")
+    + route("/later", answer="wait-then-accept", deadline=1.0)
+    + route("/soon", answer="wait-then-accept", deadline=30.0)
+    + route(
+        "/fallback",
+        answer="wait-then-accept",
+        deadline=1.0,
+        fallback="success",
+        content_type="text/xml",
+    )
+    + route("/fails", "appserver.tasks.fail", answer="accept")
+    + route("/nowhere", answer="accept", queue="a-queue-that-nobody-makes", declare=False)
 )
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    """The worker has threads for the tasks of all strategies at once, which sleep."""
-    servers = Servers(stack, own_rabbitmq, redis_server, concurrency=32, pool="threads")
-    yield servers
-    servers.stop()
+#: The worker has threads for the tasks of all strategies at once, which sleep.
+WORKER = {"concurrency": 32, "pool": "threads"}
+OWN_BROKER = True
 
 
 @pytest.fixture(scope="module")
 def gateways(servers: Servers) -> dict[str, Server]:
     """All strategies, which are asked beside each other."""
-    with ThreadPoolExecutor(len(STRATEGIES)) as threads:
-        started = threads.map(lambda name: servers.gateway(name, CONFIG), STRATEGIES)
-        gateways = dict(zip(STRATEGIES, started, strict=True))
+    gateways = servers.each({name: (name, CONFIG) for name in STRATEGIES})
     yield gateways
     assert {name: metric(g, "gateway_in_flight") for name, g in gateways.items()} == dict.fromkeys(
         STRATEGIES, 0
@@ -204,28 +156,25 @@ def test_an_accepted_delivery_is_accepted_again_and_runs_once(servers, gateways)
     with_each(gateways, repeat)
 
 
-def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers):
+async def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(servers):
     config = CONFIG.replace("timeout = 5", "timeout = 5\nresult_expires = 1")
     gateway = servers.gateway("redis", config)
     key = "Idempotency-Key: gone"
-    first = run(send(gateway, "/accept-once", "gone", key))
-    run(eventually(lambda: servers.executions("gone")))
+    first = await send(gateway, "/accept-once", "gone", key)
+    await eventually(lambda: servers.executions("gone"))
     location = urlsplit(first.headers["location"]).path
 
-    async def expire() -> None:
-        while (await send(gateway, location, "", method="GET")).status != 410:
-            await asyncio.sleep(0.05)
-
-    run(expire())
-    run(eventually(lambda: expired(servers.results, "gone")))
+    while (await send(gateway, location, "", method="GET")).status != 410:
+        await asyncio.sleep(0.05)
+    await eventually(lambda: expired(servers.results, "gone"))
     (execution,) = servers.executions("gone")
     with redis.Redis.from_url(servers.results.url) as client:
         client.delete(f"celery-task-meta-{execution.task}")
 
-    again = run(send(gateway, "/accept-once", "gone", key))
+    again = await send(gateway, "/accept-once", "gone", key)
 
     assert again.status == 202
-    assert run(result(gateway, again)).type == "result-expired"
+    assert (await result(gateway, again)).type == "result-expired"
     # Nobody took it over.
     assert state_of(servers.results, "gone") == "confirmed"
     assert len(servers.executions("gone")) == 1
@@ -340,7 +289,7 @@ def test_many_who_ask_at_once_are_answered_over_few_connections(servers, one):
     assert {(a.status, a.body) for a in found} == {(200, b"asked for")}
 
 
-def test_everything_accepted_is_executed_though_the_broker_is_killed(
+async def test_everything_accepted_is_executed_though_the_broker_is_killed(
     servers, gateways, record_property
 ):
     broker, gateway = servers.broker, gateways["redis"]
@@ -368,11 +317,8 @@ def test_everything_accepted_is_executed_though_the_broker_is_killed(
         await asyncio.to_thread(broker.restart)
         servers.worker.thaw()
 
-    async def both() -> None:
-        await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))
-
     began = monotonic() + 1
-    run(both())
+    await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))
 
     accepted = {body for body, status in statuses.items() if status == 202}
     assert set(statuses.values()) == {202, 503}

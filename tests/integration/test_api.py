@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,45 +21,27 @@ from gateway.admin.api import changes
 from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
+from tests.support.config import route
 from tests.support.http_client import Connection, request
+from tests.support.redis_kinds import account
+from tests.support.requests import fetch
 from tests.support.stack import Server
+from tests.support.waiting import eventually
 
 TOKEN = "of-these-tests-only"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 state_prefix = "api"
 {URLS}
-
-[[routes]]
-path = "/accept"
-task = "faults.run"
-answer = "accept"
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-
-[[routes]]
-path = "/gone"
-task = "faults.run"
-exchange = "there.is.none"
-routing_key = "x"
-
-[[routes]]
-path = "/needs"
-task = "faults.run"
-args = ["json:/no/such"]
-
-[[routes]]
-path = "/pointer"
-task = "faults.run"
-args = ["json:"]
-
-[[routes]]
-path = "/once"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
 """
+    + route("/accept", answer="accept")
+    + route("/wait")
+    + route("/gone", exchange="there.is.none", routing_key="x")
+    + route("/needs", args=["json:/no/such"])
+    + route("/pointer", args=["json:"])
+    + route("/once", idempotency="header:Idempotency-Key")
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +62,8 @@ Found = tuple[int, dict[str, str], Any]
 def ask(server: Server, path: str, method: str = "GET", /, *headers: str, **query: Any) -> Found:
     """Return status, headers and JSON of an answer of the API."""
     url = f"{server.admin_url}/api/{path}" + (f"?{urlencode(query)}" if query else "")
-    asked = urllib.request.Request(url, method=method)
-    for header in headers:
-        asked.add_header(*header.split(": ", 1))
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status, _lower(answer.headers), json.load(answer)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code, _lower(refused.headers), json.load(refused)
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+    answer = fetch(url, *headers, method=method)
+    return answer.status, answer.headers, json.loads(answer.body)
 
 
 def problem(found: Found) -> tuple[int, str, str]:
@@ -303,24 +272,11 @@ def test_all_that_a_filter_takes_are_replayed_part_by_part(gateway, servers):
 
 
 def page(server: Server, path: str) -> str:
-    try:
-        with urllib.request.urlopen(f"{server.admin_url}/{path}") as answer:
-            return answer.read().decode()
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.read().decode()
+    return fetch(f"{server.admin_url}/{path}").body.decode()
 
 
 def change(server: Server, path: str, *headers: str) -> int:
-    asked = urllib.request.Request(f"{server.admin_url}/{path}", method="POST")
-    for header in headers:
-        asked.add_header(*header.split(": ", 1))
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code
+    return fetch(f"{server.admin_url}/{path}", *headers, method="POST").status
 
 
 def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
@@ -369,12 +325,7 @@ def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
 
 def without(servers: Servers, command: str) -> Server:
     """Start a gateway whose account in the journal's Redis may not run a command."""
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.acl_setuser(
-            f"no-{command}", enabled=True, passwords=["+secret"], categories=["+@all"],
-            keys=["*"], channels=["*"], commands=[f"-{command}"],
-        )  # fmt: skip
-    url = servers.results.url.replace("redis://", f"redis://no-{command}:secret@")
+    url = account(servers.results, command)
     return servers.gateway("redis", f'state_url = "{url}"\n{CONFIG}')
 
 
@@ -539,30 +490,27 @@ def test_changes_are_told(gateway):
     assert kind == "delivery" and json.loads(data)["state"] == "failed"
 
 
-def test_more_changes_than_can_be_told_are_counted(gateway):
+async def test_more_changes_than_can_be_told_are_counted(gateway):
     def act() -> None:
         bodies = [f"many-{n}" for n in range(6 * changes.MOST)]
         assert set(answered(gateway, "/wait", *bodies)) == {200}
 
-    async def until_missed() -> None:
-        async with asyncio.timeout(60):
-            stream = events(gateway, "changes")
-            assert (await anext(stream))[0] == "ready"
-            # It is a matter of time whether so many change within one look.
-            while True:
-                acting = asyncio.create_task(asyncio.to_thread(act))
-                told = [await anext(stream) for _ in range(changes.MOST)]
-                await acting
-                if any(kind == "missed" and int(data) > 0 for kind, data in told):
-                    break
-            await stream.aclose()
-
-    run(until_missed())
+    async with asyncio.timeout(60):
+        stream = events(gateway, "changes")
+        assert (await anext(stream))[0] == "ready"
+        # It is a matter of time whether so many change within one look.
+        while True:
+            acting = asyncio.create_task(asyncio.to_thread(act))
+            told = [await anext(stream) for _ in range(changes.MOST)]
+            await acting
+            if any(kind == "missed" and int(data) > 0 for kind, data in told):
+                break
+        await stream.aclose()
 
 
-def test_streams_are_bounded_and_end_with_their_clients(servers):
+async def test_streams_are_bounded_and_end_with_their_clients(servers):
     gateway = servers.gateway("redis", CONFIG)
-    run(following(gateway, "changes", lambda: answered(gateway, "/wait", "first"), 1))
+    await following(gateway, "changes", lambda: answered(gateway, "/wait", "first"), 1)
     before = gateway.descriptors()
 
     async def opened() -> AsyncIterator[tuple[str, str]]:
@@ -574,33 +522,27 @@ def test_streams_are_bounded_and_end_with_their_clients(servers):
             except AssertionError:  # the one before is still being closed
                 await asyncio.sleep(0.05)
 
-    async def fill() -> list[int]:
+    for _ in range(3):
         async with asyncio.timeout(30):
             streams = await gather(*(opened() for _ in range(changes.STREAMS)))
         refused = await asyncio.to_thread(ask, gateway, "changes")
         health = await asyncio.to_thread(ask, gateway, "deliveries")
         for stream in streams:
             await stream.aclose()
-        return [refused[0], health[0]]
-
-    for _ in range(3):
-        assert run(fill()) == [503, 200]
+        assert [refused[0], health[0]] == [503, 200]
     # Less than one of three is left open: the gateway itself may have opened others meanwhile.
-    assert poll(lambda: gateway.descriptors() < before + changes.STREAMS, 30)
+    await eventually(lambda: gateway.descriptors() < before + changes.STREAMS)
 
 
-def test_an_open_stream_does_not_hold_up_the_end(servers):
+async def test_an_open_stream_does_not_hold_up_the_end(servers):
     gateway = servers.gateway("redis", CONFIG)
 
-    async def stop() -> None:
-        async with asyncio.timeout(60):
-            stream = events(gateway, "changes")
+    async with asyncio.timeout(60):
+        stream = events(gateway, "changes")
+        await anext(stream)
+        await asyncio.to_thread(gateway.stop)
+        with pytest.raises((StopAsyncIteration, ConnectionError, ValueError)):
             await anext(stream)
-            await asyncio.to_thread(gateway.stop)
-            with pytest.raises((StopAsyncIteration, ConnectionError, ValueError)):
-                await anext(stream)
-
-    run(stop())
     said = gateway.output()
     assert said.splitlines()[-1].endswith("stopped") and "Traceback" not in said
 

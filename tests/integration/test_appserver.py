@@ -219,6 +219,20 @@ def worker(workers, rabbitmq):
         requester.close()
 
 
+@pytest.fixture
+def celery(stack, rabbitmq, redis_server):
+    """Start a worker with options of Celery's own; return it with its name."""
+
+    def start(*options, app="appserver", ready="ready.", cwd=None):
+        node = f"test-{uuid.uuid4().hex}@localhost"
+        argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", node, "-l", "INFO"]
+        env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
+        env["PYTHONPATH"] = ROOT
+        return stack.spawn("worker", [*argv, *options], env=env, cwd=cwd, ready=ready), node
+
+    return start
+
+
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"])
 def test_replies_in_every_pool(worker, store, pool):
     server, requester = worker(pool=pool)
@@ -238,31 +252,12 @@ def test_replies_in_every_pool(worker, store, pool):
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_a_worker_of_greenlets_that_sends_events_ends_at_once(
-    stack, rabbitmq, redis_server, tmp_path, pool
-):
+def test_a_worker_of_greenlets_that_sends_events_ends_at_once(celery, rabbitmq, tmp_path, pool):
     """Its heartbeats and tasks send events at the same time as its loop reads their connection."""
     (tmp_path / "shop.py").write_text(SHOP)
     queue = f"test-{uuid.uuid4()}"
-    argv = [
-        sys.executable,
-        "-m",
-        "celery",
-        "-A",
-        "shop",
-        "worker",
-        "-n",
-        f"{queue}@localhost",
-        "-E",
-    ]
-    env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
-    server = stack.spawn(
-        "worker",
-        [*argv, "-P", pool, "-c", "10", "-Q", queue, "-l", "INFO"],
-        env={**env, "PYTHONPATH": ROOT},
-        cwd=tmp_path,
-        ready="ready.",
-    )
+    options = ["-E", "-P", pool, "-c", "10", "-Q", queue]
+    server, _ = celery(*options, app="shop", cwd=tmp_path)
     requester = Requester(rabbitmq.url, queue)
     ids = [requester.send("shop.echo", f"body {n}") for n in range(100)]
     assert [requester.reply(task_id)[1]["status"] for task_id in ids] == ["SUCCESS"] * 100
@@ -390,15 +385,13 @@ def test_reply_survives_a_closed_connection(worker, rabbitmq):
     until(closed)
 
 
-def test_worker_waits_until_its_own_queue_is_free(stack, rabbitmq, redis_server):
+def test_worker_waits_until_its_own_queue_is_free(celery, rabbitmq):
     node = f"locked-{uuid.uuid4().hex}@localhost"
-    argv = [sys.executable, "-m", "celery", "-A", "appserver", "worker", "-n", node, "-P", "solo"]
-    urls = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
     # Given a broker that takes a connection for alive that the worker has lost,
     parameters = pika.URLParameters(rabbitmq.url.rstrip("/") + "/%2F")
     with pika.BlockingConnection(parameters) as held:
         held.channel().queue_declare(f"{node}.celery.pidbox", exclusive=True)
-        worker = stack.spawn("locked", [*argv, "-l", "INFO"], env=urls, ready="RESOURCE_LOCKED")
+        worker, _ = celery("-n", node, "-P", "solo", ready="RESOURCE_LOCKED")
     # when it knows better,
     assert poll(lambda: f"{node} ready." in worker.output(), TIMEOUT)
     # then the worker serves.
@@ -491,12 +484,9 @@ def test_own_app_with_results_elsewhere_does_not_start(stack, rabbitmq, tmp_path
     assert told in str(refused.value) and "set result_backend to" in str(refused.value)
 
 
-def test_task_events_come_with_heartbeats(stack, rabbitmq, redis_server):
+def test_task_events_come_with_heartbeats(celery, rabbitmq):
     """Flower takes a worker whose heartbeats it does not hear for dead."""
-    node = f"heard-{uuid.uuid4().hex}@localhost"
-    argv = [sys.executable, "-m", "celery", "-A", "appserver", "worker", "-n", node, "-P", "solo"]
-    urls = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
-    worker = stack.spawn("heard", [*argv, "-E", "-l", "INFO"], env=urls, ready="ready.")
+    worker, node = celery("-E", "-P", "solo")
     heard = []
 
     def hear(event):

@@ -17,6 +17,7 @@ from celery import Celery
 from celery.beat import EmbeddedService
 
 from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
@@ -31,97 +32,43 @@ CONFIG = (
         f'[[routes]]\npath = "/{name}"\ntask = "features.{name}"\nqueue = "{QUEUE}"\nargs = []\n'
         for name in TASKS
     )
-    + """
-[[routes]]
-path = "/limited-briefly"
-task = "features.limited"
-queue = "features"
-args = []
-deadline = 1
-
-[[routes]]
-path = "/meet"
-task = "features.meet"
-queue = "features"
-args = ["json:/name"]
-
-[[routes]]
-path = "/stored"
-task = "features.stored"
-queue = "features"
-args = ["json:"]
-
-[[routes]]
-path = "/hard"
-task = "features.overruns"
-queue = "features"
-args = []
-time_limit = 1
-
-[[routes]]
-path = "/soft"
-task = "features.overruns"
-queue = "features"
-args = []
-soft_time_limit = 1
-
-[[routes]]
-path = "/classic"
-task = "features.noted"
-queue = "features.classic"
-queue_arguments = { x-max-priority = 10 }
-priority = "json:/priority"
-answer = "accept"
-args = ["json:/priority"]
-
-[[routes]]
-path = "/quorum"
-task = "features.noted"
-queue = "features.quorum"
-queue_type = "quorum"
-priority = "json:/priority"
-answer = "accept"
-args = ["json:/priority"]
-
-[[routes]]
-path = "/late"
-task = "features.noted"
-queue = "features.late"
-args = ["json:/name"]
-deadline = 0.5
-
-[[routes]]
-path = "/in-time"
-task = "features.noted"
-queue = "features.late"
-args = ["json:/name"]
-
-[[routes]]
-path = "/revoked"
-task = "features.noted"
-queue = "features.revoked"
-args = ["json:/name"]
-
-[[routes]]
-path = "/direct"
-task = "features.seen"
-exchange = "features.direct"
-routing_key = "{json:/kind}"
-args = []
-
-[[routes]]
-path = "/fanout"
-task = "features.seen"
-exchange = "features.fanout"
-args = []
-
-[[routes]]
-path = "/headers"
-task = "features.seen"
-exchange = "features.headers"
-message_headers = { region = "header:x-region" }
-args = []
-"""
+    + route("/limited-briefly", "features.limited", queue="features", args=[], deadline=1)
+    + route("/meet", "features.meet", queue="features", args=["json:/name"])
+    + route("/stored", "features.stored", queue="features", args=["json:"])
+    + route("/hard", "features.overruns", queue="features", args=[], time_limit=1)
+    + route("/soft", "features.overruns", queue="features", args=[], soft_time_limit=1)
+    + route(
+        "/classic",
+        "features.noted",
+        queue="features.classic",
+        queue_arguments={"x-max-priority": 10},
+        priority="json:/priority",
+        answer="accept",
+        args=["json:/priority"],
+    )
+    + route(
+        "/quorum",
+        "features.noted",
+        queue="features.quorum",
+        queue_type="quorum",
+        priority="json:/priority",
+        answer="accept",
+        args=["json:/priority"],
+    )
+    + route("/late", "features.noted", queue="features.late", args=["json:/name"], deadline=0.5)
+    + route("/in-time", "features.noted", queue="features.late", args=["json:/name"])
+    + route("/revoked", "features.noted", queue="features.revoked", args=["json:/name"])
+    + route(
+        "/direct", "features.seen", exchange="features.direct", routing_key="{json:/kind}", args=[]
+    )
+    + route("/fanout", "features.seen", exchange="features.fanout", args=[])
+    + route(
+        "/headers",
+        "features.seen",
+        exchange="features.headers",
+        message_headers={"region": "header:x-region"},
+        args=[],
+    )
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -39,8 +41,8 @@ from tests.support.redis_kinds import KINDS, redis_of
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
+Two = AbstractAsyncContextManager[tuple[Claims, Claims]]
 SUCCESS = Answer(200, "text/plain", b"\x00done\xff", {"X-Slack-No-Retry": "1"})
-Work = Callable[[Claims, Claims], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -52,32 +54,33 @@ def redis_server(
 
 
 @pytest.fixture
-def two(redis_server: Server, patient: None) -> Callable[..., Any]:
-    """Run something with the claims of two processes, on an empty Redis.
+def two(redis_server: Server, patient: None) -> Callable[..., Two]:
+    """The claims of two processes, on an empty Redis.
 
     No lease ends by itself before the test does, unless `confirm_timeout` is a test's own.
     """
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
-
-    def two(work: Work, **settings: Any) -> Any:
-        settings = {"confirm_timeout": 60, **settings}
-        return asyncio.run(with_claims(redis_server.state, work, settings))
-
-    return two
+    return partial(both, redis_server.state, confirm_timeout=60)
 
 
-async def with_claims(url: str, work: Work, settings: dict[str, Any]) -> Any:
+@asynccontextmanager
+async def both(url: str, **settings: Any) -> AsyncIterator[tuple[Claims, Claims]]:
     config = Config(state_url=url, **settings)
-    some = Claims(config), Claims(config)
-    for claims in some:
-        await claims.start()
+    async with claims_of(config) as a, claims_of(config) as b:
+        yield a, b
+
+
+@asynccontextmanager
+async def claims_of(config: Config) -> AsyncIterator[Claims]:
+    """The claims of one process, once its store has answered."""
+    claims = Claims(config)
+    await claims.start()
     try:
-        await eventually(lambda: not any(claims.redis.error for claims in some))
-        return await work(*some)
+        await eventually(lambda: not claims.redis.error)
+        yield claims
     finally:
-        for claims in some:
-            await claims.stop()
+        await claims.stop()
 
 
 def lapse(server: Server, claim: Claim, until: int = 1) -> None:
@@ -107,12 +110,10 @@ def task(name: str) -> str:
     return str(UUID(bytes=name.encode().rjust(16, b"-")))
 
 
-def test_one_of_many_gets_it_and_the_others_its_task(two):
-    async def work(a: Claims, b: Claims) -> list[Claim]:
+async def test_one_of_many_gets_it_and_the_others_its_task(two):
+    async with two() as (a, b):
         taken = [c.take("x", b"digest", task(f"task-{n}")) for n, c in enumerate([a, b] * 500)]
-        return await asyncio.gather(*taken)
-
-    claims = two(work)
+        claims = await asyncio.gather(*taken)
 
     (mine,) = (claim for claim in claims if claim.state == MINE)
     assert {claim.state for claim in claims} == {MINE, PUBLISHING}
@@ -120,22 +121,20 @@ def test_one_of_many_gets_it_and_the_others_its_task(two):
     assert sorted(claim.tries for claim in claims) == [min(n, 256) for n in range(1, 1001)]
 
 
-def test_one_of_many_takes_over_a_lapsed_lease(two, redis_server):
-    async def work(a: Claims, b: Claims) -> list[Claim]:
+async def test_one_of_many_takes_over_a_lapsed_lease(two, redis_server):
+    async with two() as (a, b):
         first = await a.take("x", b"digest", task("first"))
         lapse(redis_server, first)
-        return await asyncio.gather(
+        claims = await asyncio.gather(
             *(c.take("x", b"digest", task(f"{n}")) for n, c in enumerate([a, b] * 50))
         )
-
-    claims = two(work)
 
     assert Counter(c.state for c in claims) == {LAPSED: 1, PUBLISHING: 99}
     assert {claim.task_id for claim in claims} == {task("first")}
 
 
-def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_server):
-    async def work(a: Claims, b: Claims) -> None:
+async def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_server):
+    async with two() as (a, b):
         stale = await a.take("x", b"digest", task("a"))
         lapse(redis_server, stale)
         owner = await b.take("x", b"digest", task("b"))
@@ -146,11 +145,9 @@ def test_only_whoever_publishes_can_say_that_it_came_to_nothing(two, redis_serve
         b.release(owner, not_taken=True)
         assert await b.state(owner) == (RELEASED, None)
 
-    two(work)
 
-
-def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
-    async def work(a: Claims, b: Claims) -> None:
+async def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
+    async with two() as (a, b):
         stale = await a.take("x", b"digest", task("a"))
         lapse(redis_server, stale)
         owner = await b.take("x", b"digest", task("b"))
@@ -169,30 +166,26 @@ def test_a_late_confirm_outlives_the_takeover_s_failure(two, redis_server):
         joined = await b.take("y", b"digest", task("c"))
         assert (joined.state, joined.task_id) == (CONFIRMED, task("a"))
 
-    two(work)
 
-
-def test_what_the_broker_may_have_taken_is_published_under_the_same_id(two):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+async def test_what_the_broker_may_have_taken_is_published_under_the_same_id(two):
+    async with two() as (a, b):
         first = await a.take("x", b"digest", task("a"))
         a.release(first, not_taken=False)
         assert await a.state(first) == (RELEASED, None)
         again = await a.take("x", b"digest", task("b"))
         a.release(again, not_taken=True)
         await a.state(again)
-        return again, await b.take("x", b"digest", task("c"))
-
-    again, anew = two(work)
+        anew = await b.take("x", b"digest", task("c"))
 
     assert (again.state, again.task_id, again.owner) == (LAPSED, task("a"), task("b"))
     # That the second message came back says nothing about the first one.
     assert (anew.state, anew.task_id) == (LAPSED, task("a"))
 
 
-def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
+async def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
     server = start(stack.redis)
 
-    async def work(a: Claims, b: Claims) -> Claim:
+    async with both(server.url) as (a, b):
         first = await a.take("x", b"digest", task("a"))
         a.release(first, not_taken=False)
         assert await a.state(first) == (RELEASED, None)
@@ -204,9 +197,6 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
         await eventually(lambda: read_claim(server, first).tries == 2)  # it was taken all the same
         while (claim := await a.take("x", b"digest", task("c"), again=True)).state == PUBLISHING:
             await asyncio.sleep(0.02)  # until its release is written, or its lease lapses
-        return claim
-
-    claim = asyncio.run(with_claims(server.url, work, {}))
 
     assert (claim.state, claim.task_id) == (LAPSED, task("a"))
     server.stop()
@@ -217,10 +207,12 @@ def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
 @pytest.mark.parametrize(
     ("size", "number", "most"), [(2, 5_000, 200), (500, 5_000, 825), (2_048, 2_500, 2_760)]
 )
-def test_a_claim_takes_no_more_memory_than_documented(start, stack, patient, size, number, most):
+async def test_a_claim_takes_no_more_memory_than_documented(
+    start, stack, patient, size, number, most
+):
     server = start(stack.redis)
 
-    async def work(a: Claims, _b: Claims) -> int:
+    async with both(server.url) as (a, _b):
         ids = TaskIds()
 
         async def claims(numbers: range) -> None:
@@ -234,9 +226,7 @@ def test_a_claim_takes_no_more_memory_than_documented(start, stack, patient, siz
         before = memory(server)
         for n in range(100, number + 100, 100):
             await claims(range(n, n + 100))
-        return memory(server) - before
-
-    used = asyncio.run(with_claims(server.url, work, {}))
+        used = memory(server) - before
 
     with redis.Redis.from_url(server.url) as client:
         assert client.dbsize() == number + 100
@@ -249,28 +239,25 @@ def memory(server: Server) -> int:
         return client.info("memory")["used_memory"]
 
 
-def test_a_large_answer_is_not_kept_beside_its_claim(two):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+async def test_a_large_answer_is_not_kept_beside_its_claim(two):
+    async with two() as (a, b):
         for name, size in (("x", 2_048), ("y", 2_049)):
             owner = await a.take(name, b"digest", task(name))
             a.finish(owner, Answer(200, TEXT, b"." * size))
             assert await a.state(owner) == (DONE, None)
-        return await b.take("x", b"digest", task("b")), await b.take("y", b"digest", task("b"))
-
-    small, large = two(work)
+        small, large = (
+            await b.take("x", b"digest", task("b")),
+            await b.take("y", b"digest", task("b")),
+        )
 
     assert (small.state, len(small.answer.body)) == (DONE, 2_048)
     assert (large.state, large.answer, large.task_id) == (DONE, None, task("y"))
 
 
-def test_two_deployments_share_no_claims(redis_server, patient):
+async def test_two_deployments_share_no_claims(redis_server, patient):
     async def take(**settings: Any) -> str:
-        claims = Claims(Config(state_url=redis_server.state, **settings))
-        await claims.start()
-        try:
+        async with claims_of(Config(state_url=redis_server.state, **settings)) as claims:
             return (await claims.take("x", b"digest", TaskIds().new())).state
-        finally:
-            await claims.stop()
 
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
@@ -280,12 +267,12 @@ def test_two_deployments_share_no_claims(redis_server, patient):
         {"result_key_prefix": "other"},
         {"state_prefix": "other"},
     ]
-    assert [asyncio.run(take(**settings)) for settings in apart] == [MINE] * len(apart)
-    assert asyncio.run(take(broker_url="amqp://127.0.0.2//")) == PUBLISHING
+    assert [await take(**settings) for settings in apart] == [MINE] * len(apart)
+    assert await take(broker_url="amqp://127.0.0.2//") == PUBLISHING
 
 
-def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+async def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
+    async with two() as (a, b):
         for name in "xy":
             first = await a.take(name, b"digest", task("a"))
             a.confirm(first)
@@ -294,15 +281,16 @@ def test_who_listens_keeps_a_confirmed_claim_from_lapsing(two, redis_server):
             if name == "x":
                 await a.prolong([first])
                 await a.state(first)
-        return await b.take("x", b"digest", task("b")), await b.take("y", b"digest", task("b"))
-
-    listened, left = two(work)
+        listened, left = (
+            await b.take("x", b"digest", task("b")),
+            await b.take("y", b"digest", task("b")),
+        )
 
     assert (listened.state, left.state) == (CONFIRMED, LAPSED)
 
 
-def test_a_release_keeps_count_while_the_sender_tries(two, redis_server):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim, Claim]:
+async def test_a_release_keeps_count_while_the_sender_tries(two, redis_server):
+    async with two() as (a, b):
         first = await a.take("x", b"digest", task("1"), span=60.0)
         a.release(first, not_taken=True)
         await a.state(first)
@@ -311,9 +299,7 @@ def test_a_release_keeps_count_while_the_sender_tries(two, redis_server):
         b.fail(second, "ValueError")
         await b.state(second)
         shift(redis_server, first, -60.0)
-        return first, second, await b.take("x", b"other", task("3"), span=60.0)
-
-    first, second, much_later = two(work)
+        much_later = await b.take("x", b"other", task("3"), span=60.0)
 
     assert (first.state, second.state, much_later.state) == (MINE, MINE, MINE)
     assert (first.tries, second.tries, much_later.tries) == (1, 2, 1)
@@ -321,41 +307,40 @@ def test_a_release_keeps_count_while_the_sender_tries(two, redis_server):
     assert much_later.age == 0
 
 
-def test_a_clock_that_was_set_back_makes_no_delivery_younger_than_new(two, redis_server):
-    async def work(a: Claims, b: Claims) -> Claim:
+async def test_a_clock_that_was_set_back_makes_no_delivery_younger_than_new(two, redis_server):
+    async with two() as (a, b):
         first = await a.take("x", b"digest", task("a"))
         shift(redis_server, first, 3600.0)
-        return await b.take("x", b"digest", task("b"))
-
-    later = two(work)
+        later = await b.take("x", b"digest", task("b"))
 
     assert (later.state, later.age) == (PUBLISHING, 0.0)
 
 
-def test_a_clock_that_was_set_back_lengthens_no_lease(two, redis_server):
-    async def work(a: Claims, b: Claims) -> list[Claim]:
+async def test_a_clock_that_was_set_back_lengthens_no_lease(two, redis_server):
+    async with two(confirm_timeout=2.0, timeout=5.0) as (a, b):
         first = await a.take("x", b"digest", task("a"))
         lapse(redis_server, first, read_claim(redis_server, first).until + 3_600_000)
-        return [await b.take("x", b"digest", task("b")) for _ in range(2)]
+        for _ in range(2):
+            claim = await b.take("x", b"digest", task("b"))
+            # Of a gateway whose strategy blocks: its confirm, its deadline, a second.
+            assert claim.state == PUBLISHING and 7 < claim.lease <= 8
 
-    for claim in two(work, confirm_timeout=2.0, timeout=5.0):
-        # Of a gateway whose strategy blocks: its confirm, its deadline, a second.
-        assert claim.state == PUBLISHING and 7 < claim.lease <= 8
 
-
-def test_another_look_is_no_other_try(two):
-    async def work(a: Claims, b: Claims) -> list[int]:
+async def test_another_look_is_no_other_try(two):
+    async with two() as (a, b):
         await a.take("x", b"digest", task("1"))
         await a.take("x", b"digest", task("2"), again=True)
         looked = await a.take("x", b"digest", task("3"), again=True)
         alone = await b.take("y", b"digest", task("4"), again=True)
-        return [looked.tries, (await a.take("x", b"digest", task("5"))).tries, alone.tries]
+        assert [looked.tries, (await a.take("x", b"digest", task("5"))).tries, alone.tries] == [
+            1,
+            2,
+            1,
+        ]
 
-    assert two(work) == [1, 2, 1]
 
-
-def test_the_first_answer_stays(two):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+async def test_the_first_answer_stays(two):
+    async with two() as (a, b):
         owner = await a.take("x", b"digest", task("a"))
         joined = await b.take("x", b"digest", task("b"))
         a.confirm(owner)
@@ -366,16 +351,14 @@ def test_the_first_answer_stays(two):
         a.release(owner, not_taken=True)
         a.confirm(owner)
         assert await a.state(owner) == (DONE, None)
-        return owner, await a.take("x", b"digest", task("c"))
-
-    owner, later = two(work)
+        later = await a.take("x", b"digest", task("c"))
 
     assert (later.state, later.answer, later.task_id) == (DONE, SUCCESS, task("a"))
     assert owner.answer is None
 
 
-def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, tuple[str, str]]:
+async def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
+    async with two() as (a, b):
         owner = await a.take("x", b"digest", task("a"))
         joined = await b.take("x", b"digest", task("b"))
         a.fail(owner, "Fehler\ud800: too: many")
@@ -386,67 +369,62 @@ def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
         assert await b.state(joined) == (FAILED, Outcome(FAILURE, error="Fehler?: too: many"))
         anew = await b.take("x", b"digest", task("c"))
         a.fail(owner, "ValueError")
-        return anew, await b.state(anew)
-
-    anew, state = two(work)
+        state = await b.state(anew)
 
     assert (anew.state, anew.task_id) == (MINE, task("c"))
     assert state == (PUBLISHING, None)
 
 
-def test_another_body_is_refused_without_a_trace(two, redis_server):
-    async def work(a: Claims, b: Claims) -> Claim:
+async def test_another_body_is_refused_without_a_trace(two, redis_server):
+    async with two() as (a, b):
         first = await a.take("x", b"one", task("a"), strict=True)
         lapse(redis_server, first)
         with pytest.raises(KeyConflict):
             await b.take("x", b"two", task("b"), strict=True)
-        return await b.take("x", b"one", task("c"), strict=True)
-
-    claim = two(work)
+        claim = await b.take("x", b"one", task("c"), strict=True)
 
     # Neither counted nor given the lease.
     assert (claim.state, claim.tries, claim.task_id) == (LAPSED, 2, task("a"))
 
 
-def test_an_expired_result_is_run_for_again_only_where_it_is_needed(two, redis_server):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+async def test_an_expired_result_is_run_for_again_only_where_it_is_needed(two, redis_server):
+    async with two() as (a, b):
         first = await a.take("x", b"digest", task("a"))
         a.confirm(first)
         await a.state(first)
         lapse(redis_server, first)
-        return (
+        accepted, again = (
             await b.take("x", b"digest", task("b"), rerun=False),
             await b.take("x", b"digest", task("c"), rerun=True),
         )
-
-    accepted, again = two(work)
 
     assert (accepted.state, accepted.lease < 0) == (CONFIRMED, True)
     # The same id: the message may still lie in its queue.
     assert (again.state, again.task_id) == (LAPSED, task("a"))
 
 
-def test_a_claim_that_redis_has_lost_is_restored(two, redis_server):
-    async def work(a: Claims, b: Claims) -> tuple[Claim, Claim]:
+async def test_a_claim_that_redis_has_lost_is_restored(two, redis_server):
+    async with two() as (a, b):
         first, second = await a.take("x", b"1", task("a")), await a.take("y", b"2", task("b"))
         with redis.Redis.from_url(redis_server.url) as client:
             client.flushall()
         a.confirm(first)
         a.finish(second, SUCCESS)
         await a.state(second)
-        return await b.take("x", b"1", task("c")), await b.take("y", b"2", task("d"), strict=True)
-
-    confirmed, done = two(work)
+        confirmed, done = (
+            await b.take("x", b"1", task("c")),
+            await b.take("y", b"2", task("d"), strict=True),
+        )
 
     assert (confirmed.state, confirmed.task_id, confirmed.tries) == (CONFIRMED, task("a"), 2)
     assert (done.state, done.answer) == (DONE, SUCCESS)
 
 
-def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
+async def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
     def lapsed(claim: Claim) -> bool:
         return read_claim(redis_server, claim).until == 1
 
-    async def work(a: Claims, b: Claims) -> list[str]:
+    async with two() as (a, b):
         held, longer, left = [await a.take(name, b"digest", task(name)) for name in "xyz"]
         assert left.lease == pytest.approx(61)
         # Given two whose messages wait, and another,
@@ -463,15 +441,17 @@ def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
         lapse(redis_server, longer)
         await eventually(lambda: not lapsed(longer))
         assert lapsed(held)
-        return [(await b.take(name, b"digest", task("b"))).state for name in "xyz"]
+        assert [(await b.take(name, b"digest", task("b"))).state for name in "xyz"] == [
+            LAPSED,
+            PUBLISHING,
+            LAPSED,
+        ]
 
-    assert two(work) == [LAPSED, PUBLISHING, LAPSED]
 
-
-def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
+async def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
     server = start(stack.redis)
 
-    async def work(a: Claims, b: Claims) -> tuple[float, Claim]:
+    async with both(server.url) as (a, b):
         claim = await a.take("x", b"digest", task("a"))
         server.kill()
         a.confirm(claim)
@@ -483,9 +463,7 @@ def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
         seconds = monotonic() - began
         await asyncio.to_thread(server.restart)
         await eventually(lambda: keys(server))
-        return seconds, await b.take("x", b"digest", task("c"))
-
-    seconds, claim = asyncio.run(with_claims(server.url, work, {}))
+        claim = await b.take("x", b"digest", task("c"))
 
     assert seconds < 4
     assert (claim.state, claim.task_id) == (CONFIRMED, task("a"))
@@ -505,20 +483,19 @@ def keys(server: Server) -> list[bytes]:
         Answer(500, "", b""),
     ],
 )
-def test_those_who_wait_are_told_a_refusal_in_the_task_s_own_words(two, given):
-    async def work(a: Claims, b: Claims) -> Outcome:
+async def test_those_who_wait_are_told_a_refusal_in_the_task_s_own_words(two, given):
+    async with two() as (a, b):
         owner = await a.take("x", b"digest", task("a"))
         a.fail(owner, "", given)
         state, outcome = await a.state(owner)
         assert state == FAILED
-        return outcome
-
-    assert of_outcome(two(work)) == given
+        assert of_outcome(outcome) == given
 
 
 @pytest.mark.parametrize("how", ["reply lost", "cancelled"])
-def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
-    async def work(a: Claims, b: Claims) -> Claim:
+async def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
+    async with two() as (a, b):
+
         def lose(*command: Arg) -> asyncio.Future[Any]:
             """Let Redis execute the command, and its reply be lost."""
             lost = asyncio.get_running_loop().create_future()
@@ -543,25 +520,19 @@ def test_a_claim_whose_try_does_not_hear_of_it_is_free(two, how):
             with pytest.raises(StateUnavailable):
                 await taking
         await a.redis.run(*look)  # the commands before it are executed
-        return await b.take("x", b"digest", task("b"), span=60)
-
-    claim = two(work)
+        claim = await b.take("x", b"digest", task("b"), span=60)
 
     # Redis has counted the first try, and no task of it is waited for.
     assert (claim.state, claim.task_id, claim.tries) == (MINE, task("b"), 2)
 
 
-def test_what_is_known_of_further_tasks_expires_with_their_delivery(two, redis_server):
-    async def work(a: Claims, _: Claims) -> tuple[int, int]:
+async def test_what_is_known_of_further_tasks_expires_with_their_delivery(two, redis_server):
+    async with two() as (a, _):
         taken = TakenTasks(Config(idempotency_window=100), a.redis)
         await taken.add("x", [task("first")])
         with redis.Redis.from_url(redis_server.url) as client:
             (key,) = client.keys("*also:*")
             client.pexpire(key, 1_000)
             await taken.add("x", [task("second")])  # of a later try
-            return client.pttl(key), client.scard(key)
-
-    lives, number = two(work)
-
-    assert 90_000 < lives <= 100_000
-    assert number == 2
+            assert 90_000 < client.pttl(key) <= 100_000
+            assert client.scard(key) == 2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -17,14 +18,16 @@ from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable
 from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.state_store import SLOTS, StateStore, slot
+from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at, write
-from tests.integration.deliveries import KEYED, Servers
+from tests.integration.deliveries import KEYED
+from tests.integration.test_claims import claims_of
 from tests.integration.test_new_primary import keyed
 from tests.integration.test_readiness import asked
 from tests.integration.test_sentinels import take_copied
-from tests.support.redis_kinds import Nodes
+from tests.support.redis_kinds import Nodes, port_of
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually, until
 
 OPEN = "\n[[routes]]\npath = '/open'\ntask = 'faults.run'\n"
@@ -37,19 +40,13 @@ def nodes(stack: Stack) -> Iterator[Nodes]:
     nodes.stop()
 
 
-def run(nodes: Nodes, work: Callable[[Claims], Coroutine[Any, Any, Any]], **more: Any) -> Any:
-    async def with_claims() -> Any:
-        claims = Claims(Config(state_url=nodes.url, **more))
-        await claims.start()
-        try:
-            async with asyncio.timeout(60):
-                of = claims.redis
-                await eventually(lambda: len(of.nodes) == 3 and of.available == 1.0)
-                return await work(claims)
-        finally:
-            await claims.stop()
-
-    return asyncio.run(with_claims())
+@asynccontextmanager
+async def claims_on(nodes: Nodes, **more: Any) -> AsyncIterator[Claims]:
+    async with claims_of(Config(state_url=nodes.url, **more)) as claims:
+        of = claims.redis
+        async with asyncio.timeout(60):
+            await eventually(lambda: len(of.nodes) == 3 and of.available == 1.0)
+            yield claims
 
 
 async def take(claims: Claims, identity: str) -> Claim:
@@ -92,8 +89,8 @@ def test_on_one_server_keys_have_the_names_that_older_gateways_know():
     assert failure_key("gateway:/::", claim, "some-task") == b"gateway:/::failed:some-task"
 
 
-def test_claims_are_spread_over_the_nodes(nodes):
-    async def work(claims: Claims) -> None:
+async def test_claims_are_spread_over_the_nodes(nodes):
+    async with claims_on(nodes) as claims:
         taken = await take_all(claims, names(300))
         assert {claim.state for claim in taken} == {MINE}
         for claim in taken:
@@ -103,15 +100,13 @@ def test_claims_are_spread_over_the_nodes(nodes):
         further = TakenTasks(Config(state_url=nodes.url), claims.redis)
         await asyncio.gather(*(further.add(name, ["a", "b"]) for name in names(50)))
         assert await further.of("delivery-7", 0.0) == {"a", "b"}
-
-    run(nodes, work)
     for node in nodes.masters:
         with redis.Redis.from_url(node.url) as client:
             assert client.dbsize() > 80
 
 
-def test_a_shard_that_fails_over_is_found(nodes):
-    async def work(claims: Claims) -> None:
+async def test_a_shard_that_fails_over_is_found(nodes):
+    async with claims_on(nodes) as claims:
         before = await take_all(claims, mine := of_shard(0, 20))
         with redis.Redis.from_url(nodes.masters[0].url) as client:
             await eventually(lambda: client.wait(1, 100) == 1)
@@ -129,13 +124,11 @@ def test_a_shard_that_fails_over_is_found(nodes):
         assert [claim.task_id for claim in again] == [claim.task_id for claim in before]
         await eventually(lambda: not claims.redis.partly and claims.redis.available == 1.0)
 
-    run(nodes, work)
 
-
-def test_nothing_is_taken_twice_while_slots_move(nodes):
+async def test_nothing_is_taken_twice_while_slots_move(nodes):
     source, target = nodes.masters[0], nodes.masters[1]
 
-    async def work(claims: Claims) -> None:
+    async with claims_on(nodes) as claims:
         first = {name: (await take(claims, name)).task_id for name in of_shard(0, 40)}
         moving = asyncio.create_task(
             asyncio.to_thread(
@@ -153,17 +146,15 @@ def test_nothing_is_taken_twice_while_slots_move(nodes):
             claims.confirm(claim)
         found = await take_all(claims, list(first))
         assert {claim.state for claim in found} == {CONFIRMED}
-
-    run(nodes, work)
     with redis.Redis.from_url(target.url) as client:
         assert client.dbsize() == 40
 
 
-def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
+async def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
     source, target = nodes.masters[0], nodes.masters[1]
     here, there = of_shard(0, 2)
 
-    async def work(claims: Claims) -> None:
+    async with claims_on(nodes) as claims:
         before = await take(claims, here)
         for name in (here, there):
             nodes.ask(target, "CLUSTER", "SETSLOT", slot_of(name), "IMPORTING", nodes.id(source))
@@ -175,47 +166,31 @@ def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
         with redis.Redis.from_url(target.url) as client:
             assert client.dbsize() == 1
 
-    run(nodes, work)
 
-
-def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
-    async def work(claims: Claims) -> None:
+async def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
+    async with claims_on(nodes, state_replicas=1) as claims:
         assert (await take_copied(claims, of_shard(0, 1)[0], "one")).state == MINE
         with pytest.raises(StateUnavailable):  # the other nodes have no replicas
             await take(claims, of_shard(1, 1)[0])
         assert "0 of 1 replicas" in claims.uncopied
 
-    run(nodes, work, state_replicas=1)
 
-
-def test_a_name_that_leads_to_a_plain_redis_again_is_followed(nodes, stack, redis_server):
-    from tests.faults.proxy import Proxy
-    from tests.support.redis_kinds import port_of
-
+async def test_a_name_that_leads_to_a_plain_redis_again_is_followed(nodes, stack, redis_server):
     proxy = Proxy(port_of(nodes.masters[0]))
 
-    async def work() -> None:
-        store = StateStore(Config(state_url=f"redis://127.0.0.1:{proxy.port}/0"), "test")
-        await store.start()
-        await eventually(lambda: len(store.nodes) == 3)
-        proxy.lead(port_of(redis_server))
-        proxy.reset()
-        await eventually(lambda: list(store.nodes) == [None] and not store.error)
-        assert await store.run("GET", "a") is None
-        await store.stop()
-
-    asyncio.run(work())
+    store = StateStore(Config(state_url=f"redis://127.0.0.1:{proxy.port}/0"), "test")
+    await store.start()
+    await eventually(lambda: len(store.nodes) == 3)
+    proxy.lead(port_of(redis_server))
+    proxy.reset()
+    await eventually(lambda: list(store.nodes) == [None] and not store.error)
+    assert await store.run("GET", "a") is None
+    await store.stop()
     proxy.close()
 
 
 # The whole gateway ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=2)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 2}
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
@@ -262,8 +237,4 @@ def test_the_check_asks_every_node(nodes, servers, tmp_path):
     checked = check(*servers_at(servers.broker.url, servers.results.url), *write(tmp_path, top))
     # None keeps anything on disk, which is said of each.
     for node in nodes.masters:
-        assert any(f"node 127.0.0.1:{port(node)}" in line.check for line in checked.lines)
-
-
-def port(server: Server) -> str:
-    return server.url.rpartition(":")[2].removesuffix("/0")
+        assert any(f"node 127.0.0.1:{port_of(node)}" in line.check for line in checked.lines)

@@ -33,7 +33,8 @@ from gateway.strategies.celery_client import CeleryClient
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at
 from tests.support.certificates import Certificates
-from tests.support.requests import get, post_each
+from tests.support.config import route
+from tests.support.requests import fetch, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -181,8 +182,8 @@ def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
 
 def verify_failed(gateway: Server) -> set[str]:
     """Tell which servers readiness names for their certificates."""
-    answer = get(f"{gateway.admin_url}/readyz")
-    assert answer.code == 503
+    answer = fetch(f"{gateway.admin_url}/readyz")
+    assert answer.status == 503
     (child,) = json.loads(answer.body)["children"]
     return {place for place, text in child.items() if "certificate verify failed" in str(text)}
 
@@ -315,7 +316,7 @@ def port_of(server: Server) -> int:
     return urlsplit(server.url).port
 
 
-def test_a_closed_client_leaves_no_connection_behind(watched):
+async def test_a_closed_client_leaves_no_connection_behind(watched):
     def clients() -> int:
         port = urlsplit(watched.url.split(";")[1]).port
         with redis.Redis(port=port) as sentinel:
@@ -323,14 +324,11 @@ def test_a_closed_client_leaves_no_connection_behind(watched):
 
     before = clients()
 
-    async def use() -> None:
-        client = result_store.connect(Config(result_backend=watched.url))
-        await client.ping()
-        assert await asyncio.to_thread(clients) > before
-        await client.aclose()
-        await asyncio.to_thread(until, lambda: clients() == before)
-
-    asyncio.run(use())
+    client = result_store.connect(Config(result_backend=watched.url))
+    await client.ping()
+    assert await asyncio.to_thread(clients) > before
+    await client.aclose()
+    await asyncio.to_thread(until, lambda: clients() == before)
 
 
 def test_a_sentinel_that_is_silent_is_passed_over(watched):
@@ -411,15 +409,8 @@ def listed(
     home = tmp_path_factory.mktemp("shop")
     (home / "shop.py").write_text(SHOP)
     toml = home / "gateway.toml"
-    toml.write_text(f"""
-broker_url = {json.dumps(brokers.urls)}
-[[routes]]
-path = "/"
-[[routes]]
-path = "/shop"
-task = "shop.take_order"
-queue = "shop"
-""")
+    routes = route("/", None) + route("/shop", "shop.take_order", queue="shop")
+    toml.write_text(f"broker_url = {json.dumps(brokers.urls)}\n{routes}")
 
     def gateway(strategy: str) -> Server:
         # A list from the file for some, from the command line for others.

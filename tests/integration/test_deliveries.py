@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -15,72 +15,34 @@ from gateway.cli import main
 from gateway.stack.server import poll
 from gateway.stores import pipeline
 from tests.integration.deliveries import Servers, gather, port, run, send
+from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 
-CONFIG = """
-journal = {journal}
-
-[sources.shop]
-scheme = "github"
-secrets = ["sesame"]
-
-[[routes]]
-path = "/orders/{{shop}}"
-task = "faults.run"
-
-[[routes]]
-path = "/later"
-task = "faults.run"
-queue = "journal-later"
-deadline = 1.0
-
-[[routes]]
-path = "/deleted"
-task = "faults.run"
-queue = "journal-deleted"
-deadline = 1.0
-
-[[routes]]
-path = "/signed"
-source = "shop"
-task = "faults.run"
-
-[[routes]]
-path = "/needs"
-task = "faults.run"
-args = ["json:/id"]
-
-[[routes]]
-path = "/also-needs"
-task = "faults.run"
-
-[[routes.also]]
-task = "faults.run"
-args = ["json:/id"]
-"""
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, results)
-    yield servers
-    servers.stop()
+CONFIG = (
+    source("shop", "github", secrets=["sesame"])
+    + route("/orders/{shop}")
+    + route("/later", queue="journal-later", deadline=1.0)
+    + route("/deleted", queue="journal-deleted", deadline=1.0)
+    + route("/signed", source="shop")
+    + route("/needs", args=["json:/id"])
+    + route("/also-needs", also=[{"task": "faults.run", "args": ["json:/id"]}])
+)
 
 
 @pytest.fixture(scope="module")
 def start_gateway(servers: Servers) -> Callable[[str, int], Server]:
     """Start a gateway, or return the one that another test has started."""
     return cache(
-        lambda strategy, journal: servers.gateway(strategy, CONFIG.format(journal=journal))
+        lambda strategy, journal: servers.gateway(strategy, f"journal = {journal}\n{CONFIG}")
     )
 
 
 @pytest.fixture
-def gateway(start_gateway: Callable[[str, int], Server], results: Server) -> Callable[..., Server]:
+def gateway(start_gateway, redis_server: Server) -> Callable[..., Server]:
     """Return a gateway on an empty journal."""
-    with redis.Redis.from_url(results.url) as client:
+    with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
     return lambda strategy="redis", journal=100: start_gateway(strategy, journal)
 
@@ -92,7 +54,8 @@ def deliveries(servers: Servers, capsys, tmp_path) -> Callable[..., tuple[int, s
     config = tmp_path / "gateway.toml"
     # The gateway has declared this queue; the command leaves it as it is.
     queue = 'queue = "journal-deleted"\n'
-    config.write_text(CONFIG.format(journal=100).replace(queue, f"{queue}declare = false\n"))
+    declared = CONFIG.replace(queue, f"{queue}declare = false\n")
+    config.write_text(f"journal = 100\n{declared}")
 
     def deliveries(*args: str) -> tuple[int, str, str]:
         urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
@@ -276,11 +239,8 @@ def test_what_a_sender_writes_does_nothing_to_a_terminal(gateway, deliveries):
     signature = hmac.new(b"sesame", body.encode(), "sha256").hexdigest()
     server = gateway()
 
-    async def signed() -> None:
-        headers = f"X-Hub-Signature-256: sha256={signature}", f"X-GitHub-Event: {event}"
-        assert (await send(server, "/signed", body, *headers)).status == 200
-
-    run(signed())
+    headers = f"X-Hub-Signature-256: sha256={signature}", f"X-GitHub-Event: {event}"
+    assert run(send(server, "/signed", body, *headers)).status == 200
 
     first = listed(deliveries, 1, "--route", "/signed")[0]
     assert first["event"] == event
@@ -318,25 +278,22 @@ def test_so_many_are_kept_and_hardly_more(results, gateway, deliveries):
     assert len(listed(deliveries, 10, "--limit", "1000")) <= 110
 
 
-def test_no_request_waits_for_the_journal(stack, start, servers):
+async def test_no_request_waits_for_the_journal(stack, start, servers):
     results = start(stack.redis)
     file = servers.directory / "no-redis.toml"
-    file.write_text(CONFIG.format(journal=100))
+    file.write_text(f"journal = 100\n{CONFIG}")
     urls = ["--broker", servers.broker.url, "--result-backend", results.url]
     server = stack.gateway("--strategy=pika", *urls, "--config", str(file))
 
-    async def answered() -> list[float]:
+    results.freeze()
+    try:
+        # Even the slowest machine does not take that long for each.
         took = []
         for number in range(20):
             began = time.monotonic()
             assert (await send(server, f"/orders/{number}", f"x {number}")).status == 200
             took.append(time.monotonic() - began)
-        return took
-
-    results.freeze()
-    try:
-        # Even the slowest machine does not take that long for each.
-        assert min(run(answered())) < pipeline.PATIENCE
+        assert min(took) < pipeline.PATIENCE
         assert poll(lambda: "cannot be written to the journal" in server.output(), 30)
     finally:
         results.thaw()

@@ -24,6 +24,7 @@ from gateway.config.settings import Config
 from gateway.stack.programs import find_rabbitmq
 from tests.docs.test_documents import text
 from tests.docs.test_readme import output_until
+from tests.support.requests import fetch
 from tests.support.stack import Server, Stack, StackError, free_port
 from tests.support.waiting import until
 
@@ -76,11 +77,6 @@ def dev(directory: Path, *args: str, **env: str) -> Iterator[SimpleNamespace]:
         process.wait()
 
 
-def post(url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-    with urllib.request.urlopen(url, data=body, timeout=30) as answer:
-        return answer.status, dict(answer.headers), answer.read()
-
-
 def write(directory: Path, app: str, toml: str = "") -> None:
     (directory / "shop.py").write_text(app)
     (directory / "gateway.toml").write_text(toml)
@@ -104,7 +100,7 @@ def test_the_readmes_app_answers_and_leaves_its_own_broker_alone(stack, start, t
         with dev(
             tmp_path, "--app", "shop", "--config", "gateway.toml", BROKER_URL=staging.url, **secret
         ) as tried:
-            status, _, body = post(f"{tried.url}{path}", data.encode())
+            answer = fetch(f"{tried.url}{path}", method="POST", body=data.encode())
             send = shlex.split(README_SEND.replace("http://127.0.0.1:8000", tried.url))
             sent = subprocess.run(
                 [sys.executable, "-m", "gateway", *send],
@@ -115,7 +111,7 @@ def test_the_readmes_app_answers_and_leaves_its_own_broker_alone(stack, start, t
             )
 
         # then its task has its own arguments, from either sender,
-        assert (status, body) == (200, b"order 7 of berlin is taken")
+        assert (answer.status, answer.body) == (200, b"order 7 of berlin is taken")
         assert re.search(r"^order \d+ of my-shopify is taken$", sent.stdout, re.M), sent
         # nobody has asked the other broker for anything,
         assert client.info("stats")["total_connections_received"] == before
@@ -135,7 +131,8 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
     write(tmp_path, TOLD_APP, f'{public}{route}answer = "wait-then-accept"\n{other}')
 
     with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--strategy", "pika") as tried:
-        status, _, body = post(f"{tried.url}/orders/berlin?tag=a&tag=b", b"one")
+        url = f"{tried.url}/orders/berlin?tag=a&tag=b"
+        answer = fetch(url, method="POST", body=b"one")
         # The line for other commands has all that they need, whatever was made up.
         (exported,) = re.findall(r"^    export (.*)", tried.said, re.M)
         env = {**os.environ, **dict(each.split("=", 1) for each in shlex.split(exported))}
@@ -146,7 +143,7 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
         assert "strategy pika" in checked.stdout.splitlines()[0], checked.stdout
         assert listed.returncode == 0 and b"/orders/{shop}" in listed.stdout, listed
 
-    assert (status, body) == (200, b"berlin takes one ['a', 'b'] from 127.0.0.1")
+    assert (answer.status, answer.body) == (200, b"berlin takes one ['a', 'b'] from 127.0.0.1")
     said = tried.said
     assert "starting a private RabbitMQ (up to ten seconds), as these need an AMQP broker: " in said
     assert (
@@ -167,7 +164,7 @@ def test_what_has_changed_is_started_anew_and_what_is_wrong_is_not(tmp_path):
     with dev(tmp_path, "--app", "shop", "--config", "gateway.toml", "--reload") as tried:
 
         def answer(where: str = path) -> bytes:
-            return post(f"{tried.url}{where}", data.encode())[2]
+            return fetch(f"{tried.url}{where}", method="POST", body=data.encode()).body
 
         def said(text: str) -> None:
             tried.said += output_until(tried.process, text)

@@ -9,51 +9,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import kombu
 import pytest
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import servers_at
-from tests.integration.deliveries import ROOT, URLS, Servers, run, send
+from tests.integration.deliveries import ROOT, URLS, Servers, gather, run, send
+from tests.support.config import route
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server
 from tests.support.waiting import until
 
 EXPIRES = 8  # seconds of an idle queue, the fewest that leave time for a busy machine
 
-ROUTES = """
-confirm_timeout = {patience}
 
-[[routes]]
-path = "/known"
-task = "dynamic.known"
-queue = "sessions"
-
-[[routes]]
-path = "/wait/{session}"
-task = "faults.run"
-queue = "session-{param:session}"
-queue_pattern = "session-[a-z0-9-]{1,40}"
-queue_expires = {expires}
-static_queue = "sessions"
-
-[[routes]]
-path = "/accept/{session}"
-answer = "accept"
-task = "faults.run"
-queue = "accepted-{param:session}"
-queue_pattern = "accepted-[a-z0-9-]{1,40}"
-queue_limit = 3
-queue_expires = {expires}
-static_queue = "sessions"
-"""
-
-
-def routes(expires: float = EXPIRES) -> str:
+def routes(expires: float = EXPIRES, static: str = "sessions") -> str:
     patience = min(expires / 4, 5)  # as long as it may be
-    text = ROUTES.replace("{expires}", f"{expires:g}").replace("{patience}", f"{patience:g}")
-    return URLS + text
+
+    def of(path: str, begin: str, **more: Any) -> str:
+        queue, pattern = f"{begin}-{{param:session}}", f"{begin}-[a-z0-9-]{{1,40}}"
+        own = {"queue": queue, "queue_pattern": pattern, "queue_expires": expires}
+        return route(path, static_queue=static, **own, **more)
+
+    return (
+        f"{URLS}confirm_timeout = {patience:g}\n"
+        + route("/known", "dynamic.known", queue=static)
+        + of("/wait/{session}", "session")
+        + of("/accept/{session}", "accepted", answer="accept", queue_limit=3)
+    )
 
 
 STOCK = """
@@ -66,14 +51,8 @@ app = Celery("x", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 def run(query, headers, body):
     return body
 """
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.dynamic_tasks"
-    servers = Servers(stack, own_rabbitmq, redis_server, ["sessions"], concurrency=1, app=app)
-    yield servers
-    servers.stop()
+WORKER = {"queues": ["sessions"], "concurrency": 1, "app": "tests.integration.dynamic_tasks"}
+OWN_BROKER = True
 
 
 @pytest.fixture
@@ -138,11 +117,8 @@ def test_thirty_queues_go_when_they_are_idle(servers):
     gateway = servers.gateway("redis", routes(20))
     before = known(gateway)
 
-    async def send_all() -> list[int]:
-        some = [send(gateway, f"/wait/idle-{n}", f"idle-{n}") for n in range(30)]
-        return [answer.status for answer in await asyncio.gather(*some)]
-
-    assert run(send_all()) == [200] * 30
+    some = [send(gateway, f"/wait/idle-{n}", f"idle-{n}") for n in range(30)]
+    assert [answer.status for answer in run(gather(*some))] == [200] * 30
     assert len(listed(servers.broker, "session-idle")) == 30
     assert held(gateway, "/wait/{session}") == 30
     assert len([name for name in known(gateway) if name.startswith("session-idle")]) == 30
@@ -168,7 +144,7 @@ def test_a_stock_worker_consumes_and_stops_consuming(stack, servers, tmp_path):
     env = {"BROKER": servers.broker.url, "BACKEND": servers.results.url}
     env["PYTHONPATH"] = str(tmp_path)
     stock = stack.worker(servers.broker.url, app="stock", queues=["stock"], cwd=tmp_path, env=env)
-    gateway = servers.gateway("redis", routes().replace('"sessions"', '"stock"'))
+    gateway = servers.gateway("redis", routes(static="stock"))
     assert answered(gateway, "/wait/stock", "stock") == 200
     until(lambda: listed(servers.broker, "session-stock") == {"session-stock": (0, 1)})
     until(lambda: not listed(servers.broker, "session-stock"))
@@ -181,16 +157,9 @@ def test_the_worker_that_is_lost_is_replaced(gateway, servers):
     assert answered(gateway, "/wait/lost", "lost-0") == 200
     servers.worker.kill()
     until(lambda: listed(servers.broker, "session-lost") == {"session-lost": (0, 0)})
-    answer, _ = run(_both(send(gateway, "/wait/lost", "lost-1"), _start_worker(servers)))
+    starting = asyncio.to_thread(servers.start_worker, ["sessions"], 1)
+    answer, servers.worker = run(gather(send(gateway, "/wait/lost", "lost-1"), starting))
     assert (answer.status, answer.body) == (200, b"lost-1")
-
-
-async def _both(*work):
-    return await asyncio.gather(*work)
-
-
-async def _start_worker(servers: Servers) -> None:
-    servers.worker = await asyncio.to_thread(servers.start_worker, ["sessions"], 1)
 
 
 def test_a_queue_that_was_deleted_is_declared_again(gateway, servers):
@@ -220,13 +189,10 @@ def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
 
     before = channels()
 
-    async def deliver() -> list[int]:
-        sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
-        return [answer.status for answer in await asyncio.gather(*sent)]
-
     servers.broker.freeze()
     try:
-        assert run(deliver()) == [503] * 12
+        sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
+        assert [answer.status for answer in run(gather(*sent))] == [503] * 12
     finally:
         servers.broker.thaw()
     until(lambda: answered(gateway, "/wait/late", "late") == 200)
@@ -281,7 +247,7 @@ def test_a_running_task_keeps_its_queue(servers):
     """Its message is not acknowledged, and would be lost with the queue and the worker."""
     expires = 16
     busy = servers.start_worker(["busy"], concurrency=2)  # it answers while its task runs
-    gateway = servers.gateway("redis", routes(expires).replace('"sessions"', '"busy"'))
+    gateway = servers.gateway("redis", routes(expires, "busy"))
     assert answered(gateway, f"/accept/long?seconds={1.5 * expires}", "long") == 202
     kept = {"accepted-long": (1, 1)}
     until(lambda: listed(servers.broker, "accepted-long") == kept)
@@ -295,7 +261,7 @@ def test_a_running_task_keeps_its_queue(servers):
     busy.stop()
 
 
-def test_nothing_is_lost_while_queues_become_idle(servers):
+async def test_nothing_is_lost_while_queues_become_idle(servers):
     """Each gateway leaves names for a time in which they become idle, while others use them."""
     gateways = servers.gateways("redis", routes(), 1, 1, 2)
     chosen = random.Random(7)
@@ -314,10 +280,7 @@ def test_nothing_is_lost_while_queues_become_idle(servers):
                 refused.append(answer.body)
             await asyncio.sleep(chosen.uniform(0.1, EXPIRES / 4 + 1.5))
 
-    async def use_all() -> None:
-        await asyncio.gather(*map(use, range(4)))
-
-    run(use_all())
+    await asyncio.gather(*map(use, range(4)))
     assert len(taken) > 2 * 12, refused  # a busy machine may confirm some of them too late
     until(lambda: {one.id for one in servers.executions("turn-")} >= taken)
     until(lambda: not listed(servers.broker, "accepted-turn"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,28 +19,19 @@ import pytest
 
 from gateway.metric_table import OTHER
 from tests.integration.deliveries import Servers, run
+from tests.support.config import route, source
 from tests.support.http_client import Connection, request
-from tests.support.requests import REQUESTS, confirmed, metric, total
+from tests.support.requests import REQUESTS, confirmed, metric, scrape, total
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
 PROCESSES, CONNECTIONS = 4, 48
 MANY, SOME = 4_000, 1_500  # requests
-CONFIG = """
-[sources.signed]
-scheme = "hmac"
-signature = "header:X-Signature"
-secrets = ["a secret of these tests"]
-
-[[routes]]
-path = "/count"
-task = "tests.count"
-deadline = 50
-
-[[routes]]
-path = "/signed"
-source = "signed"
-"""
+CONFIG = (
+    source("signed", "hmac", signature="header:X-Signature", secrets=["a secret of these tests"])
+    + route("/count", "tests.count", deadline=50)
+    + route("/signed", None, source="signed")
+)
 #: What is sent in turn: method, target, the route that it is counted by, status.
 KINDS = [
     ("POST", "/count", "/count", 200),
@@ -121,8 +111,7 @@ class Counts:
 
     def __init__(self, gateway: Server, executed: Path):
         self.bodies = executed.read_text().splitlines()
-        with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as page:
-            text = page.read().decode()
+        text = scrape(gateway)
         self.answers = Counter(
             {
                 (route, method, status): total(

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
@@ -34,7 +34,6 @@ from gateway.journal.store import JournalStore, Keys
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
-from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -88,34 +87,31 @@ async def sent(config: Config, message: Message = WHOLE) -> None:
         sender.close()
 
 
-def test_each_kind_gets_what_it_takes():
-    async def run() -> None:
-        async with recorder() as (server, url):
-            await sent(notify("webhook", url, secret=SECRET))
-            (request,) = server.seen
-            library = standardwebhooks.Webhook(SECRET)
-            headers = {name.lower(): value for name, value in request.headers.get_all()}
-            assert library.verify(request.body, headers) == {"type": "gateway.test"}
-            assert (headers["webhook-id"], headers["content-type"]) == ("id1", "application/json")
+async def test_each_kind_gets_what_it_takes():
+    async with recorder() as (server, url):
+        await sent(notify("webhook", url, secret=SECRET))
+        (request,) = server.seen
+        library = standardwebhooks.Webhook(SECRET)
+        headers = {name.lower(): value for name, value in request.headers.get_all()}
+        assert library.verify(request.body, headers) == {"type": "gateway.test"}
+        assert (headers["webhook-id"], headers["content-type"]) == ("id1", "application/json")
 
-            await sent(notify("slack", url))
-            text = "A title\n- &lt;one&gt; &amp; two\n- three"
-            assert server.bodies[1] == {"text": text}
+        await sent(notify("slack", url))
+        text = "A title\n- &lt;one&gt; &amp; two\n- three"
+        assert server.bodies[1] == {"text": text}
 
-            server.said = '{"errcode": 0, "errmsg": "ok"}'
-            await sent(notify("wecom", url))
-            plain = {"msgtype": "text", "text": {"content": "A title\n- <one> & two\n- three"}}
-            assert server.bodies[2] == plain
+        server.said = '{"errcode": 0, "errmsg": "ok"}'
+        await sent(notify("wecom", url))
+        plain = {"msgtype": "text", "text": {"content": "A title\n- <one> & two\n- three"}}
+        assert server.bodies[2] == plain
 
-            await sent(notify("dingtalk", url, secret="SECx"))
-            assert server.bodies[3] == plain
-            query = parse_qs(urlsplit(server.seen[3].uri or "").query)
-            signed = f"{query['timestamp'][0]}\nSECx".encode()
-            right = hmac.new(b"SECx", signed, hashlib.sha256).digest()
-            assert base64.b64decode(query["sign"][0]) == right
-            assert query["key"] == ["hidden"]
-
-    asyncio.run(run())
+        await sent(notify("dingtalk", url, secret="SECx"))
+        assert server.bodies[3] == plain
+        query = parse_qs(urlsplit(server.seen[3].uri or "").query)
+        signed = f"{query['timestamp'][0]}\nSECx".encode()
+        right = hmac.new(b"SECx", signed, hashlib.sha256).digest()
+        assert base64.b64decode(query["sign"][0]) == right
+        assert query["key"] == ["hidden"]
 
 
 @pytest.mark.parametrize(
@@ -127,25 +123,22 @@ def test_each_kind_gets_what_it_takes():
         ("dingtalk", 200, "[]", "dingtalk does not take it"),
     ],
 )
-def test_what_is_not_taken_is_an_error_without_secrets(
+async def test_what_is_not_taken_is_an_error_without_secrets(
     kind: str, status: int, said: str, problem: str
 ):
-    async def run() -> None:
-        async with recorder() as (server, url):
-            server.status, server.said = status, said
-            config = notify(kind, url, **({"secret": SECRET} if kind == "webhook" else {}))
-            with pytest.raises(GatewayError, match=problem) as error:
-                await sent(config)
-            found = await run_checks(config, notify=True)
-            said_too = next(each.problem for each in found if each.check == "notify")
-            assert problem in said_too
-            assert "hidden" not in f"{error.value}{said_too}{config!r}"
-
-        with pytest.raises(GatewayError, match="ConnectionRefusedError") as error:
+    async with recorder() as (server, url):
+        server.status, server.said = status, said
+        config = notify(kind, url, **({"secret": SECRET} if kind == "webhook" else {}))
+        with pytest.raises(GatewayError, match=problem) as error:
             await sent(config)
-        assert "hidden" not in str(error.value)
+        found = await run_checks(config, notify=True)
+        said_too = next(each.problem for each in found if each.check == "notify")
+        assert problem in said_too
+        assert "hidden" not in f"{error.value}{said_too}{config!r}"
 
-    asyncio.run(run())
+    with pytest.raises(GatewayError, match="ConnectionRefusedError") as error:
+        await sent(config)
+    assert "hidden" not in str(error.value)
 
 
 def test_without_a_table_no_test_is_sent():
@@ -200,24 +193,21 @@ async def mail_server(
         listening.close()
 
 
-def test_mail_is_sent_and_a_password_never_without_tls():
-    async def run() -> None:
-        async with mail_server() as (said, url):
-            await sent(notify("email", url))
-            mail = message_from_bytes(said[0][:-3], policy=policy.default)
-            assert (mail["Subject"], mail["From"]) == ("A title", "a@a.example")
-            assert mail["To"] == "b@a.example, c@a.example"
-            assert " ".join(mail.get_content().split()) == "A title - <one> & two - three"
+async def test_mail_is_sent_and_a_password_never_without_tls():
+    async with mail_server() as (said, url):
+        await sent(notify("email", url))
+        mail = message_from_bytes(said[0][:-3], policy=policy.default)
+        assert (mail["Subject"], mail["From"]) == ("A title", "a@a.example")
+        assert mail["To"] == "b@a.example, c@a.example"
+        assert " ".join(mail.get_content().split()) == "A title - <one> & two - three"
 
-            with pytest.raises(GatewayError, match="no STARTTLS") as error:
-                await sent(notify("email", url, secret="hidden"))
-            assert "hidden" not in str(error.value)
-            assert len(said) == 1
-
-    asyncio.run(run())
+        with pytest.raises(GatewayError, match="no STARTTLS") as error:
+            await sent(notify("email", url, secret="hidden"))
+        assert "hidden" not in str(error.value)
+        assert len(said) == 1
 
 
-def test_a_mail_server_that_never_ends_its_answer_is_left(monkeypatch):
+async def test_a_mail_server_that_never_ends_its_answer_is_left(monkeypatch):
     monkeypatch.setattr(telling, "_MOST_TIME", 0.2)
     began, left = asyncio.Event(), asyncio.Event()
 
@@ -230,50 +220,37 @@ def test_a_mail_server_that_never_ends_its_answer_is_left(monkeypatch):
                 await asyncio.sleep(0.01)
         left.set()
 
-    async def run() -> None:
-        listening = await asyncio.start_server(drip, "127.0.0.1", 0)
-        port = listening.sockets[0].getsockname()[1]
-        url = f"smtp://127.0.0.1:{port}?from=a@a.example&to=b@a.example"
-        while not began.is_set():  # it may be left before it has been reached
-            with pytest.raises(GatewayError, match="email: the message is not taken within 0.2 s"):
-                await sent(notify("email", url))
-        async with asyncio.timeout(10):
-            await left.wait()
-        listening.close()
-
-    asyncio.run(run())
+    listening = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    url = f"smtp://127.0.0.1:{port}?from=a@a.example&to=b@a.example"
+    while not began.is_set():  # it may be left before it has been reached
+        with pytest.raises(GatewayError, match="email: the message is not taken within 0.2 s"):
+            await sent(notify("email", url))
+    async with asyncio.timeout(10):
+        await left.wait()
+    listening.close()
 
 
 @pytest.mark.parametrize("starts", [False, True])
-def test_mail_with_tls(certificates: Certificates, monkeypatch, starts: bool):
+async def test_mail_with_tls(certificates: Certificates, monkeypatch, starts: bool):
     own = certificates.server
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(str(own.cert), own.key)
 
-    async def run() -> None:
-        async with mail_server(context, starts) as (said, url):
-            # Given a server whose authority is not known,
-            with pytest.raises(GatewayError, match="CERTIFICATE_VERIFY_FAILED"):
-                await sent(notify("email", url, secret="hidden"))
-            # or is,
-            monkeypatch.setenv("SSL_CERT_FILE", str(own.ca))
+    async with mail_server(context, starts) as (said, url):
+        # Given a server whose authority is not known,
+        with pytest.raises(GatewayError, match="CERTIFICATE_VERIFY_FAILED"):
             await sent(notify("email", url, secret="hidden"))
-            # then it gets the password, and the mail.
-            auth, mail = said
-            assert base64.b64decode(auth.split()[2]) == b"\0u\0hidden"
-            assert b"A title" in mail
-
-    asyncio.run(run())
+        # or is,
+        monkeypatch.setenv("SSL_CERT_FILE", str(own.ca))
+        await sent(notify("email", url, secret="hidden"))
+        # then it gets the password, and the mail.
+        auth, mail = said
+        assert base64.b64decode(auth.split()[2]) == b"\0u\0hidden"
+        assert b"A title" in mail
 
 
 # Counting -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def client(results: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(results.url) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -320,121 +297,109 @@ async def counts(store: JournalStore) -> dict[str, int]:
     return {each.about.type: each.count for each in await store.groups()}
 
 
-def test_what_a_killed_process_leaves_is_counted_by_another_one(client, results, caplog):
-    config = Config(state_url=results.url, journal=1_000, strategy="pika")
+async def test_what_a_killed_process_leaves_is_counted_by_another_one(client, redis_server, caplog):
+    config = Config(state_url=redis_server.url, journal=1_000, strategy="pika")
 
-    async def run() -> None:
-        async with deployment(config) as (store, failures, _):
-            await fail(store, *"ABAB")
-            await eventually(lambda: not client.exists(Keys(config).failing))
-            assert await counts(store) == {"A": 2, "B": 2}
-            # Whichever counts is stopped,
-            holder = client.get(Keys(config).counts).decode()
-            (one,) = [each for each in failures if each._process == holder]
-            await one.stop()
-            await fail(store, *"AC")
-            # then the other one takes over,
-            await eventually(lambda: not client.exists(Keys(config).failing))
-            assert await counts(store) == {"A": 3, "B": 2, "C": 1}
+    async with deployment(config) as (store, failures, _):
+        await fail(store, *"ABAB")
+        await eventually(lambda: not client.exists(Keys(config).failing))
+        assert await counts(store) == {"A": 2, "B": 2}
+        # Whichever counts is stopped,
+        holder = client.get(Keys(config).counts).decode()
+        (one,) = [each for each in failures if each._process == holder]
+        await one.stop()
+        await fail(store, *"AC")
+        # then the other one takes over,
+        await eventually(lambda: not client.exists(Keys(config).failing))
+        assert await counts(store) == {"A": 3, "B": 2, "C": 1}
 
-            # and one that Redis refuses goes on when it may.
-            client.config_resetstat()
-            client.config_set("maxmemory", "1")
-            await eventually(lambda: refused(client) > 3)
-            client.config_set("maxmemory", "0")
-            assert caplog.text.count("failures cannot be counted") == 1
-            await fail(store, "C")
-            await eventually(lambda: not client.exists(Keys(config).failing))
-            assert await counts(store) == {"A": 3, "B": 2, "C": 2}
-
-    asyncio.run(run())
+        # and one that Redis refuses goes on when it may.
+        client.config_resetstat()
+        client.config_set("maxmemory", "1")
+        await eventually(lambda: refused(client) > 3)
+        client.config_set("maxmemory", "0")
+        assert caplog.text.count("failures cannot be counted") == 1
+        await fail(store, "C")
+        await eventually(lambda: not client.exists(Keys(config).failing))
+        assert await counts(store) == {"A": 3, "B": 2, "C": 2}
 
 
-def test_one_message_has_all_that_has_come_since_the_last_one(client, results, caplog):
-    async def run() -> None:
-        async with recorder() as (server, url):
-            table = {"kind": "webhook", "url": url, "secret": SECRET, "every": 1.0, "share": 0.5}
-            config = Config(state_url=results.url, journal=1_000, strategy="pika", notify=table)
-            keys = Keys(config)
-            async with deployment(config) as (store, _, metrics):
-                # Given one that has failed, it is told at once, once.
-                await fail(store, "A")
-                await eventually(lambda: server.seen)
-                assert server.bodies[0]["type"] == "gateway.failures"
-                (news,) = server.bodies[0]["data"]["news"]
-                assert (news["kind"], news["group"]["type"]) == ("new", "A")
-                assert "hidden" not in str(server.bodies)
+async def test_one_message_has_all_that_has_come_since_the_last_one(client, redis_server, caplog):
+    async with recorder() as (server, url):
+        table = {"kind": "webhook", "url": url, "secret": SECRET, "every": 1.0, "share": 0.5}
+        config = Config(state_url=redis_server.url, journal=1_000, strategy="pika", notify=table)
+        keys = Keys(config)
+        async with deployment(config) as (store, _, metrics):
+            # Given one that has failed, it is told at once, once.
+            await fail(store, "A")
+            await eventually(lambda: server.seen)
+            assert server.bodies[0]["type"] == "gateway.failures"
+            (news,) = server.bodies[0]["data"]["news"]
+            assert (news["kind"], news["group"]["type"]) == ("new", "A")
+            assert "hidden" not in str(server.bodies)
 
-                # When more fail in the pause, among them one that is muted,
-                (group,) = await store.groups()
-                await store.change_group(group.id, None)
-                await fail(store, "B", "M", "A")
-                await eventually(lambda: client.zcard(keys.news) == 3)
-                muted = next(g for g in await store.groups() if g.about.type == "M")
-                assert await store.change_group(muted.id, datetime.now(UTC) + timedelta(hours=1))
-                for one in metrics:
-                    for _ in range(10):
-                        one.answered("/", "POST", 502, 0.1)
-                        one.answered("/", "POST", 404, 0.1)
-                await fail(store, *["A"] * 9)
+            # When more fail in the pause, among them one that is muted,
+            (group,) = await store.groups()
+            await store.change_group(group.id, None)
+            await fail(store, "B", "M", "A")
+            await eventually(lambda: client.zcard(keys.news) == 3)
+            muted = next(g for g in await store.groups() if g.about.type == "M")
+            assert await store.change_group(muted.id, datetime.now(UTC) + timedelta(hours=1))
+            for one in metrics:
+                for _ in range(10):
+                    one.answered("/", "POST", 502, 0.1)
+                    one.answered("/", "POST", 404, 0.1)
+            await fail(store, *["A"] * 9)
 
-                # then one message has the others, and the route's share.
-                await eventually(lambda: len(server.seen) > 1 and not client.zcard(keys.news))
-                told = [each for body in server.bodies[1:] for each in body["data"]["news"]]
-                kinds = {(each["kind"], each.get("group", {}).get("type")) for each in told}
-                assert {("new", "B"), ("again", "A"), ("share", None)} <= kinds
-                assert all(kind[1] != "M" for kind in kinds)
-                share = next(each for each in told if each["kind"] == "share")
-                assert (share["route"], share["answered"]) == ("/", 20)
-                assert share["failed"] >= 10
+            # then one message has the others, and the route's share.
+            await eventually(lambda: len(server.seen) > 1 and not client.zcard(keys.news))
+            told = [each for body in server.bodies[1:] for each in body["data"]["news"]]
+            kinds = {(each["kind"], each.get("group", {}).get("type")) for each in told}
+            assert {("new", "B"), ("again", "A"), ("share", None)} <= kinds
+            assert all(kind[1] != "M" for kind in kinds)
+            share = next(each for each in told if each["kind"] == "share")
+            assert (share["route"], share["answered"]) == ("/", 20)
+            assert share["failed"] >= 10
 
-                # When the server does not take it, that is counted, and told when it does.
-                server.status, before = 500, len(server.seen)
-                await fail(store, "D")
-                await eventually(lambda: sum(one.get(telling.FAILED) for one in metrics) == 1)
-                assert len(server.seen) == before + 2
-                server.status = 200
-                await eventually(lambda: len(server.seen) > before + 2)
-                news = server.bodies[-1]["data"]["news"]
-                assert "D" in {each.get("group", {}).get("type") for each in news}
-        assert "hidden" not in caplog.text and SECRET not in caplog.text
-
-    asyncio.run(run())
+            # When the server does not take it, that is counted, and told when it does.
+            server.status, before = 500, len(server.seen)
+            await fail(store, "D")
+            await eventually(lambda: sum(one.get(telling.FAILED) for one in metrics) == 1)
+            assert len(server.seen) == before + 2
+            server.status = 200
+            await eventually(lambda: len(server.seen) > before + 2)
+            news = server.bodies[-1]["data"]["news"]
+            assert "D" in {each.get("group", {}).get("type") for each in news}
+    assert "hidden" not in caplog.text and SECRET not in caplog.text
 
 
-def test_what_is_resolved_before_it_is_told_is_not_told(client, results):
-    async def run() -> None:
-        async with recorder() as (server, url):
-            table = {"kind": "slack", "url": url, "every": 60.0}
-            settings = {"state_url": results.url, "journal": 1_000, "strategy": "pika"}
-            config = Config(**settings, notify=table)
-            keys = Keys(config)
-            async with deployment(config, 1) as (store, _, _):
-                await store.told([], 60.0)
-                await fail(store, "A")
-                await eventually(lambda: client.zcard(keys.news))
-                (group,) = await store.groups()
-                assert await store.change_group(group.id, None)
-                await store.told([], 0.0)
-                await eventually(lambda: not client.zcard(keys.news))
-                assert server.seen == []
-
-    asyncio.run(run())
+async def test_what_is_resolved_before_it_is_told_is_not_told(client, redis_server):
+    async with recorder() as (server, url):
+        table = {"kind": "slack", "url": url, "every": 60.0}
+        settings = {"state_url": redis_server.url, "journal": 1_000, "strategy": "pika"}
+        config = Config(**settings, notify=table)
+        keys = Keys(config)
+        async with deployment(config, 1) as (store, _, _):
+            await store.told([], 60.0)
+            await fail(store, "A")
+            await eventually(lambda: client.zcard(keys.news))
+            (group,) = await store.groups()
+            assert await store.change_group(group.id, None)
+            await store.told([], 0.0)
+            await eventually(lambda: not client.zcard(keys.news))
+            assert server.seen == []
 
 
-def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
+async def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
     caplog.set_level("DEBUG", "gateway.failures")
 
-    async def run() -> None:
-        config, metrics = notify("slack", "http://127.0.0.1:9"), Metrics(routes=["/"])
-        store = JournalStore(config)
-        await store.start()
-        notifier = telling.Notifier(config, store, metrics)
-        notifier.tell()
-        await eventually(lambda: "failures cannot be told" in caplog.text)
-        await notifier.stop()
-        await store.stop()
-        assert metrics.get(telling.FAILED) == 0
-        metrics.close()
-
-    asyncio.run(run())
+    config, metrics = notify("slack", "http://127.0.0.1:9"), Metrics(routes=["/"])
+    store = JournalStore(config)
+    await store.start()
+    notifier = telling.Notifier(config, store, metrics)
+    notifier.tell()
+    await eventually(lambda: "failures cannot be told" in caplog.text)
+    await notifier.stop()
+    await store.stop()
+    assert metrics.get(telling.FAILED) == 0
+    metrics.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
@@ -22,33 +21,21 @@ from gateway.relay.fairness import INTERVAL, Fairness
 from gateway.stack.loopback import answers_ok
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
+from tests.support.config import route
 from tests.support.requests import confirmed
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
-FAIR = """
-[[routes]]
-path = "/{queue}/taken"
-answer = "accept"
-task = "faults.run"
-queue = "{queue}"
-fair_by = "header:x-tenant"
-
-[[routes]]
-path = "/{queue}"
-task = "faults.run"
-queue = "{queue}"
-fair_by = "header:x-tenant"
-idempotency = "header:Idempotency-Key"
-"""
-FLOOD = 200
+FLOOD, KEY = 200, "header:Idempotency-Key"
+WORKER = {"concurrency": 1}
+OWN_BROKER = True
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    servers = Servers(stack, own_rabbitmq, redis_server, concurrency=1)
-    yield servers
-    servers.stop()
+def fairly(queue: str) -> str:
+    """Return a configuration whose deliveries are fair by tenants, accepted or waited for."""
+    own = {"queue": queue, "fair_by": "header:x-tenant"}
+    taken = route(f"/{queue}/taken", answer="accept", **own)
+    return URLS + taken + route(f"/{queue}", idempotency=KEY, **own)
 
 
 def pair(queue: str, tenant: str) -> set[str]:
@@ -100,27 +87,24 @@ def limits(servers: Servers) -> dict[str, int]:
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
 @pytest.mark.parametrize("shared", [0, 1])
-def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
+async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     """One process runs one task after the other; each tenant's delivery is among the next ones."""
     queue = f"flood-{strategy}-{shared}"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway(strategy, fairly(queue))
     fair = {"GATEWAY_FAIR_QUEUES": f"{queue}:16", "GATEWAY_FAIR_PREFETCH": "1"}
     worker = servers.start_worker([queue], concurrency=1, **fair)
     calm = others(queue, "loud", shared, 3)
 
-    async def fill() -> list[int]:
-        # The worker waits in the first task until all have been published.
-        assert await post(gateway, f"/{queue}/taken?until={queue}", "loud", f"{queue}-0") == 202
-        await flood(gateway, f"/{queue}/taken", "loud", f"{queue}-loud", FLOOD)
-        waiting = [
-            asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
-            for tenant in calm
-        ]
-        await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
-        servers.release(queue)
-        return await asyncio.gather(*waiting)
-
-    assert run(fill()) == [200] * len(calm)
+    # The worker waits in the first task until all have been published.
+    assert await post(gateway, f"/{queue}/taken?until={queue}", "loud", f"{queue}-0") == 202
+    await flood(gateway, f"/{queue}/taken", "loud", f"{queue}-loud", FLOOD)
+    waiting = [
+        asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
+        for tenant in calm
+    ]
+    await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
+    servers.release(queue)
+    assert await asyncio.gather(*waiting) == [200] * len(calm)
     total = FLOOD + 1 + len(calm)
     until(lambda: len(servers.executions(f"{queue}-")) >= total)
     order = [one.id for one in servers.executions(f"{queue}-")]
@@ -134,8 +118,7 @@ def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
 def test_without_fairness_a_flood_comes_first(servers):
     """What the test above would find where nothing is done."""
     queue = "unfair"
-    text = FAIR.format(queue=queue).replace('fair_by = "header:x-tenant"', "")
-    gateway = servers.gateway("pika", URLS + text)
+    gateway = servers.gateway("pika", fairly(queue).replace('fair_by = "header:x-tenant"', ""))
 
     run(flood(gateway, f"/{queue}/taken", "loud", "unfair-loud", 50))
     assert run(post(gateway, f"/{queue}/taken", "calm", "unfair-calm")) == 202
@@ -146,24 +129,21 @@ def test_without_fairness_a_flood_comes_first(servers):
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
-def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
+async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     queue = f"hang-{strategy}"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway(strategy, fairly(queue))
     worker = servers.start_worker([queue], concurrency=8, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     calm = others(queue, "stuck", 0, 3) + others(queue, "stuck", 1, 3)
     ours = pair(queue, "stuck")
 
-    async def deliver() -> list[int]:
-        target = f"/{queue}/taken?until={queue}"
-        await flood(gateway, target, "stuck", f"{queue}-stuck", 30)
-        await eventually(lambda: sum(held(servers, queue)[each][1] for each in ours) == 2)
-        return [
-            await post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}-{n}")
-            for n in range(5)
-            for tenant in calm
-        ]
-
-    assert run(deliver()) == [200] * 5 * len(calm)
+    target = f"/{queue}/taken?until={queue}"
+    await flood(gateway, target, "stuck", f"{queue}-stuck", 30)
+    await eventually(lambda: sum(held(servers, queue)[each][1] for each in ours) == 2)
+    assert [
+        await post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}-{n}")
+        for n in range(5)
+        for tenant in calm
+    ] == [200] * 5 * len(calm)
     assert [held(servers, queue)[each][1] for each in ours] == [1, 1]
     assert servers.executions(f"{queue}-stuck") == []
     servers.release(queue)
@@ -175,7 +155,7 @@ def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
 def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
     """Nothing that was taken is lost, the limits are there again, and lengths are asked again."""
     queue = "again"
-    gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway("redis", fairly(queue))
     # Processes beside the one that connects again, which must not wait for the tasks.
     worker = servers.start_worker([queue], 2, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     fair = {f"{queue}.fair.{n}" for n in range(16)}
@@ -200,18 +180,15 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
+async def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
     queue = "each"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue), "--processes", "2")
+    gateway = servers.gateway(strategy, fairly(queue), "--processes", "2")
     worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
 
-    async def deliver() -> list[int]:
-        keys = [f"each-{strategy}-{n}" for n in range(6)]
-        first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
-        again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
-        return first + again
-
-    assert run(deliver()) == [200] * 12
+    keys = [f"each-{strategy}-{n}" for n in range(6)]
+    first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
+    again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
+    assert first + again == [200] * 12
     assert len(servers.executions(f"each-{strategy}")) == 6
     for server in (worker, gateway):
         server.stop()
@@ -219,7 +196,7 @@ def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
 
 def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     queue = "gone"
-    gateway = servers.gateway("redis", URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway("redis", fairly(queue))
     run(flood(gateway, f"/{queue}/taken", "one", "gone", 2))
     for each in pair(queue, "one"):
         servers.broker.ctl("delete_queue", each)
@@ -232,7 +209,7 @@ def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     gateway.stop()
 
 
-def test_a_process_learns_what_others_have_published(servers):
+async def test_a_process_learns_what_others_have_published(servers):
     """Also where a queue of a publisher is gone: the other queues' lengths are still told."""
     queue, metrics = "lengths", Metrics()
     route = Route(path="/", queue=queue, fair_by="remote", fair_queues=4)
@@ -244,34 +221,31 @@ def test_a_process_learns_what_others_have_published(servers):
         publisher.publish(pending)
         await eventually(lambda: pending.confirmed)
 
-    async def compare() -> None:
-        one, other = Publisher(config, metrics), Publisher(config, metrics)
-        await one.start()
-        await eventually(lambda: not one.error)
-        for name in (second, second, third):
-            await publish(one, name)
-        await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
-        fairness = Fairness(route.queue_names, other)
-        lengths = fairness.lengths
-        await other.start()
-        await fairness.start()
-        await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
-        # A queue that was not empty is asked for again, without being used here.
-        await publish(one, second)
-        await eventually(lambda: lengths[second] == 3)
-        await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
-        await eventually(lambda: lengths[second] == 0)
-        assert lengths[third] == 1 and lengths[fourth] == 0
-        # A new connection goes on asking.
-        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
-        await publish(one, third)
-        await eventually(lambda: lengths[third] == 2)
-        await fairness.stop()
-        await one.stop()
-        await other.stop()
-
-    asyncio.run(compare())
+    one, other = Publisher(config, metrics), Publisher(config, metrics)
+    await one.start()
+    await eventually(lambda: not one.error)
+    for name in (second, second, third):
+        await publish(one, name)
+    await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
+    fairness = Fairness(route.queue_names, other)
+    lengths = fairness.lengths
+    await other.start()
+    await fairness.start()
+    await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
+    # A queue that was not empty is asked for again, without being used here.
+    await publish(one, second)
+    await eventually(lambda: lengths[second] == 3)
+    await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
+    await eventually(lambda: lengths[second] == 0)
+    assert lengths[third] == 1 and lengths[fourth] == 0
+    # A new connection goes on asking.
+    await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+    await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
+    await publish(one, third)
+    await eventually(lambda: lengths[third] == 2)
+    await fairness.stop()
+    await one.stop()
+    await other.stop()
     metrics.close()
 
 
@@ -315,7 +289,7 @@ def config_text(directory) -> str:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_answered_makes_no_queue_longer(servers, strategy):
     queue = f"over-{strategy}"
-    gateway = servers.gateway(strategy, URLS + FAIR.format(queue=queue))
+    gateway = servers.gateway(strategy, fairly(queue))
     worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     (other,) = others(queue, "busy", 1, 1)
 

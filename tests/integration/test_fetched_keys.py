@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.relay.fetched_keys import MAX_ANSWER
-from tests.integration.webhooks import toml
+from tests.support.config import toml
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.unit.sources.test_jwt import pem

@@ -20,33 +20,22 @@ import redis
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.config import route, source
 from tests.support.stack import Server, free_port
 
 TOKEN = "of-these-tests-only"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 admin_token = "{TOKEN}"
 state_prefix = "forward"
 {URLS}
-
-[sources.forge]
-scheme = "github"
-secrets = ["sesame"]
-
-[[routes]]
-path = "/plain"
-task = "faults.run"
-
-[[routes]]
-path = "/forge"
-source = "forge"
-task = "faults.run"
-
-[[routes]]
-path = "/args"
-task = "faults.run"
-args = ["json:/id"]
 """
+    + source("forge", "github", secrets=["sesame"])
+    + route("/plain")
+    + route("/forge", source="forge")
+    + route("/args", args=["json:/id"])
+)
 PATIENCE = 60  # seconds
 
 

@@ -17,78 +17,54 @@ from celery import Celery
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import URLS, Servers, port, run, send
+from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import PUBLISHED, confirmed, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
-BILL = """
-[[routes.also]]
-task = "order.bill"
-queue = "bills"
-args = ["json:/id"]
-"""
-MAIL = """
-[[routes.also]]
-task = "order.mail"
-queue = "mails"
-args = ["json:/id", { from = "json:/mail", default = "" }]
-"""
+BILL = {"task": "order.bill", "queue": "bills", "args": ["json:/id"]}
+MAIL = {
+    "task": "order.mail",
+    "queue": "mails",
+    "args": ["json:/id", {"from": "json:/mail", "default": ""}],
+}
 #: Its queue is missing, and its address is needed.
-REFUSED = """
-[[routes.also]]
-task = "order.mail"
-queue = "nobody-made-it"
-declare = false
-args = ["json:/id", "json:/mail"]
-"""
-SOURCES = """
-[sources.lab]
-scheme = "gitlab"
-secrets = "of these tests only"
-"""
+REFUSED = {
+    "task": "order.mail",
+    "queue": "nobody-made-it",
+    "declare": False,
+    "args": ["json:/id", "json:/mail"],
+}
 
 
-def route(path: str, settings: str, *further: str) -> str:
-    """Return a route that calls `order.own`, with more `settings` and `further` tasks."""
-    return f"""
-[[routes]]
-path = "{path}"
-task = "order.own"
-kwargs = {{ key = "json:/id", fails = {{ from = "json:/fails", default = 0 }} }}
-{settings}
-{"".join(further)}"""
+def order(path: str, *further: dict[str, Any], **settings: Any) -> str:
+    """Return a route that calls `order.own` and `further` tasks."""
+    kwargs = {"key": "json:/id", "fails": {"from": "json:/fails", "default": 0}}
+    return route(path, "order.own", kwargs=kwargs, also=further, **settings)
 
 
-KEYED, ACCEPT = 'idempotency = "json:/id"\n', 'answer = "accept"\n'
-ONCE = ACCEPT + 'task_id = "identity"\n'
+KEY = "json:/id"
 CONFIG = (
     f"{URLS}\njournal = 100\n"
-    + route("/order", KEYED, BILL, MAIL)
-    + route("/refused", KEYED, BILL, REFUSED)
-    + route("/nameless", ACCEPT, BILL)
-    + route("/sourced", ONCE + 'source = "lab"')
-    + route("/once", ONCE + KEYED)
-    + SOURCES
+    + order("/order", BILL, MAIL, idempotency=KEY)
+    + order("/refused", BILL, REFUSED, idempotency=KEY)
+    + order("/nameless", BILL, answer="accept")
+    + order("/sourced", answer="accept", task_id="identity", source="lab")
+    + order("/once", answer="accept", task_id="identity", idempotency=KEY)
+    + source("lab", "gitlab", secrets="of these tests only")
 )
-REVOKING = """
-[[routes]]
-path = "/wanted"
-task = "order.hold"
-args = ["json:/id"]
-queue = "one"
-deadline = 60
-revoke = true
-"""
+
+
+def revoking(*further: dict[str, Any]) -> str:
+    """Return a route whose task is revoked when its caller has gone."""
+    more = {"queue": "one", "deadline": 60, "revoke": True, "also": further}
+    return route("/wanted", "order.hold", args=["json:/id"], **more)
+
+
 QUEUES = ["celery", "bills", "mails"]
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.order_tasks"
-    servers = Servers(stack, own_rabbitmq, redis_server, QUEUES, concurrency=1, app=app)
-    yield servers
-    servers.stop()
+WORKER = {"queues": QUEUES, "concurrency": 1, "app": "tests.integration.order_tasks"}
+OWN_BROKER = True
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
@@ -212,7 +188,7 @@ def test_deliveries_that_lack_an_identity_are_different_tasks(gateway, servers, 
 
 @pytest.mark.parametrize("strategy", ["redis", "pika", "threadpool"])
 def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, servers, key):
-    gateway = servers.gateway(strategy, REVOKING)
+    gateway = servers.gateway(strategy, revoking())
     worker = servers.start_worker(["one"], concurrency=2)  # prefork, which hears while it works
 
     async def begin(connection: Connection, name: str) -> None:
@@ -257,24 +233,21 @@ def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, s
     assert not ran(servers, f"{key}-c")
 
 
-def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_server, key):
+async def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_server, key):
     broker = stack.rabbitmq()
     config = stack.directory / "revoking.toml"
-    config.write_text(REVOKING)
+    config.write_text(revoking())
     urls = ["--broker", broker.url, "--result-backend", redis_server.url]
     gateway = stack.gateway("--strategy=pika", *urls, "--config", str(config))
     body = json.dumps({"id": key})
 
-    async def story() -> None:
+    try:
         for _ in range(3):
             async with await Connection.open(port(gateway)) as caller:
                 caller.send(request(body.encode(), "/wanted"))
                 await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
             await eventually(lambda: "the channel for revocations was closed" in gateway.output())
-
-    try:
-        run(story())
         assert metric(gateway, "gateway_broker_connections_total") == 1
         assert confirmed(gateway) == 3
     finally:
@@ -284,7 +257,7 @@ def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, redis_ser
 
 def test_a_further_task_that_was_changed_between_two_tries_is_published(servers, key):
     """One at the same place, with the same name, is not taken for the one that has run."""
-    changed = URLS + route("/refused", KEYED, BILL.replace("/id", "/more"), MAIL)
+    changed = URLS + order("/refused", BILL | {"args": ["json:/more"]}, MAIL, idempotency=KEY)
     old, new = (servers.gateway("pika", config) for config in (CONFIG, changed))
     body = {"id": key, "more": f"{key}-more", "mail": ""}
 
@@ -297,19 +270,16 @@ def test_a_further_task_that_was_changed_between_two_tries_is_published(servers,
     new.stop()
 
 
-def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
-    gateway = servers.gateway("pika", REVOKING + BILL)
+async def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
+    gateway = servers.gateway("pika", revoking(BILL))
     body = json.dumps({"id": key}).encode()
 
-    async def story() -> None:
+    servers.broker.freeze()
+    try:
         async with await Connection.open(port(gateway)) as caller:
             caller.send(request(body, "/wanted"))
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
-
-    servers.broker.freeze()
-    try:
-        run(story())
     finally:
         servers.broker.thaw()
     until_ran(servers, key, bill=1)

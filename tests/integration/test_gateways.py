@@ -14,19 +14,16 @@ from redis import Redis
 
 from gateway.history.gateways import KEY
 from gateway.stack.server import poll
-from tests.support.requests import get, metric
+from tests.support.config import route
+from tests.support.requests import fetch, metric
 from tests.support.stack import Clock, RabbitMQ, Server, Stack, free_port
 
 SOON = 10  # seconds in which a change is seen
-CONFIG = """
+CONFIG = """\
 secret_key = "of these tests only"
 public_url = "http://127.0.0.1:8000"
 state_prefix = "two"
-
-[[routes]]
-path = "/orders"
-idempotency = "header:idempotency-key"
-"""
+""" + route("/orders", None, idempotency="header:idempotency-key")
 
 
 class Two:
@@ -48,7 +45,7 @@ class Two:
         self.second.restart()
 
     def told(self, server: Server | None = None) -> dict:
-        return json.loads(get(f"{(server or self.first).admin_url}/api/gateways").body)
+        return json.loads(fetch(f"{(server or self.first).admin_url}/api/gateways").body)
 
     def kinds(self) -> dict[str, bool]:
         """Return the kinds by which the second differs from the first, and which are wrong."""
@@ -58,14 +55,14 @@ class Two:
         return {each["kind"]: each["wrong"] for each in found} | alone
 
     def ready(self) -> dict:
-        return json.loads(get(f"{self.first.admin_url}/readyz").body)
+        return json.loads(fetch(f"{self.first.admin_url}/readyz").body)
 
     def warnings(self) -> list[str]:
         """Return those of the first one that are not about workers, of which there is none."""
         return [each for each in self.ready()["warnings"] if "no worker" not in each]
 
     def page(self) -> str:
-        return get(f"{self.first.admin_url}/").body.decode()
+        return fetch(f"{self.first.admin_url}/").body.decode()
 
 
 @pytest.fixture
@@ -150,8 +147,8 @@ def test_without_a_state_server_a_gateway_knows_itself(stack, rabbitmq):
         gateway = stack.gateway(
             "--strategy=pika", "--broker", rabbitmq.url, "--result-backend", backend
         )
-        told = json.loads(get(f"{gateway.admin_url}/api/gateways").body)
+        told = json.loads(fetch(f"{gateway.admin_url}/api/gateways").body)
         assert [each["name"] for each in told["gateways"]] == [told["asked"]] and told["problem"]
-        assert b"Others are not known" in get(f"{gateway.admin_url}/").body
+        assert b"Others are not known" in fetch(f"{gateway.admin_url}/").body
         gateway.stop()
         assert "Traceback" not in gateway.output()

@@ -12,34 +12,26 @@ import pytest
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import port_of
+from tests.support.config import route, source
 from tests.support.http_client import Connection, request
-from tests.support.requests import get
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.requests import fetch
+from tests.support.stack import Server
 
-CONFIG = """
-[[routes]]
-path = "/signed"
-source = "us"
-
-[sources.us]
-scheme = "standard"
-secrets = ["whsec_ZmF1bHRzZmF1bHRzZmF1bHRz"]
-"""
+CONFIG = route("/signed", None, source="us") + source(
+    "us", "standard", secrets=["whsec_ZmF1bHRzZmF1bHRzZmF1bHRz"]
+)
 
 
 @pytest.fixture
-def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path: Path) -> Server:
-    file = tmp_path / "gateway.toml"
-    file.write_text(f'history = "{tmp_path}/history"\n{CONFIG}')
-    urls = "--broker", rabbitmq.url, "--result-backend", redis_server.url
-    gateway = stack.gateway("--config", str(file), "--processes", "2", *urls)
+def gateway(start_gateway, tmp_path: Path) -> Server:
+    gateway = start_gateway(f'history = "{tmp_path}/history"\n{CONFIG}', "--processes", "2")
     yield gateway
     gateway.stop()
 
 
 def past(gateway: Server, **query: str) -> dict:
     asked = "&".join(f"{name}={value}" for name, value in query.items())
-    return json.loads(get(f"{gateway.admin_url}/api/history?{asked}").body)
+    return json.loads(fetch(f"{gateway.admin_url}/api/history?{asked}").body)
 
 
 def received(gateway: Server, name: str) -> int:
@@ -47,7 +39,7 @@ def received(gateway: Server, name: str) -> int:
 
 
 def page(gateway: Server, range_: str = "6h") -> str:
-    return get(f"{gateway.admin_url}/?range={range_}").body.decode()
+    return fetch(f"{gateway.admin_url}/?range={range_}").body.decode()
 
 
 def refuse(gateway: Server, number: int = 10) -> None:
@@ -60,7 +52,7 @@ def refuse(gateway: Server, number: int = 10) -> None:
 
 
 def pids(gateway: Server) -> set[int]:
-    ready = json.loads(get(f"{gateway.admin_url}/readyz").body)
+    ready = json.loads(fetch(f"{gateway.admin_url}/readyz").body)
     return {child["pid"] for child in ready["children"]}
 
 
@@ -92,6 +84,6 @@ def test_it_outlasts_processes_a_reload_and_a_restart(gateway):
     assert told["routes"] == ["/signed"] and told["step"] == 10
     assert sum(number or 0 for number in told["statuses"]["4xx"]) == 50
     assert [each for each in told["p99"] if each is not None]
-    wrong = get(f"{gateway.admin_url}/api/history?route=/none")
-    assert wrong.code == 404 and "/signed" in json.loads(wrong.body)["detail"]
-    assert get(f"{gateway.admin_url}/api/history?range=1y").code == 400
+    wrong = fetch(f"{gateway.admin_url}/api/history?route=/none")
+    assert wrong.status == 404 and "/signed" in json.loads(wrong.body)["detail"]
+    assert fetch(f"{gateway.admin_url}/api/history?range=1y").status == 400

@@ -369,17 +369,15 @@ async def in_its_wait(gateway: Gateway, connection: Connection) -> None:
     pending.settle(Outcome(SUCCESS, "late"))
 
 
-async def answered_and_closed(gateway: Gateway, connection: Connection) -> None:
-    connection.send(request(b"x" * 50_000))
-    (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "done"))
-    assert (await connection.answer()).status == 200
-    connection.writer.close()
-
-
 async def answered_and_kept(gateway: Gateway, connection: Connection) -> None:
     connection.send(request(b"x" * 50_000))
     (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "done"))
     assert (await connection.answer()).status == 200
+
+
+async def answered_and_closed(gateway: Gateway, connection: Connection) -> None:
+    await answered_and_kept(gateway, connection)
+    connection.writer.close()
 
 
 async def malformed(gateway: Gateway, connection: Connection) -> None:
@@ -387,18 +385,17 @@ async def malformed(gateway: Gateway, connection: Connection) -> None:
     connection.writer.close()
 
 
-async def malformed_chunk(gateway: Gateway, connection: Connection) -> None:
+async def malformed_chunk(
+    gateway: Gateway, connection: Connection, size: bytes = b"odd\r\n"
+) -> None:
     connection.send(head("/", *CHUNKED, length=None) + b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
     await until_it_holds(gateway, 20_000, 30_000)
-    assert (await connection.ask(b"odd\r\n")).status == 400
+    assert (await connection.ask(size)).status == 400
     connection.writer.close()
 
 
 async def endless_chunk_size(gateway: Gateway, connection: Connection) -> None:
-    connection.send(head("/", *CHUNKED, length=None) + b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
-    await until_it_holds(gateway, 20_000, 30_000)
-    assert (await connection.ask(b"1" * 300)).status == 400
-    connection.writer.close()
+    await malformed_chunk(gateway, connection, b"1" * 300)
 
 
 async def refused_body(gateway: Gateway, connection: Connection) -> None:

@@ -29,9 +29,10 @@ from tests.integration.deliveries import (
     state_of,
     until_free,
 )
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
@@ -39,57 +40,25 @@ CONFIG = (
     "log_requests = true\n"
     + URLS
     + KEYED
-    + """
-[[routes]]
-path = "/json"
-task = "faults.run"
-idempotency = "json:/event/id"
-
-[[routes]]
-path = "/fail"
-task = "appserver.tasks.fail"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/unknown"
-task = "appserver.tasks.that_nobody_wrote"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/nowhere"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-queue = "a-queue-that-comes-later"
-declare = false
-
-[[routes]]
-path = "/full"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-queue = "a-queue-for-one"
-
-[[routes]]
-path = "/answer"
-task = "retries.answer"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/final"
-task = "retries.answer"
-idempotency = "header:Idempotency-Key"
-final = "below 504, but 200, 404"
-
-[[routes]]
-path = "/alike"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-idempotency_scope = "route"
-
-[[routes]]
-path = "/accepted"
-answer = "accept"
-task = "no.such.task"
-"""
+    + route("/json", idempotency="json:/event/id")
+    + route("/fail", "appserver.tasks.fail", idempotency="header:Idempotency-Key")
+    + route("/unknown", "appserver.tasks.that_nobody_wrote", idempotency="header:Idempotency-Key")
+    + route(
+        "/nowhere",
+        idempotency="header:Idempotency-Key",
+        queue="a-queue-that-comes-later",
+        declare=False,
+    )
+    + route("/full", idempotency="header:Idempotency-Key", queue="a-queue-for-one")
+    + route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
+    + route(
+        "/final",
+        "retries.answer",
+        idempotency="header:Idempotency-Key",
+        final="below 504, but 200, 404",
+    )
+    + route("/alike", idempotency="header:Idempotency-Key", idempotency_scope="route")
+    + route("/accepted", "no.such.task", answer="accept")
 )
 COPIES = 100
 JOINED = "gateway_duplicates_joined_total"
@@ -97,14 +66,7 @@ JOINED = "gateway_duplicates_joined_total"
 SHARED = ("redis", "pika", "threadpool")
 
 Pair = Callable[[str], list[Server]]
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    app = "tests.integration.retry_tasks"
-    servers = Servers(stack, rabbitmq, redis_server, app=app)
-    yield servers
-    servers.stop()
+WORKER = {"app": "tests.integration.retry_tasks"}
 
 
 @pytest.fixture(scope="module")
@@ -170,47 +132,41 @@ def test_hundreds_of_deliveries_at_once_are_taken_over_few_connections(servers, 
     assert len(servers.executions("many-")) == 300
 
 
-def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
+async def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
     gone = metric(gateway, "gateway_clients_gone_total")
 
-    async def some_leave() -> list:
-        owner = asyncio.create_task(deliver(gateway, "leaving", until="left"))
-        await eventually(lambda: state_of(servers.results, "leaving") == "confirmed")
-        leaving = [asyncio.create_task(deliver(gateway, "leaving")) for _ in range(20)]
-        await eventually(lambda: metric(gateway, "gateway_in_flight") == 21)
-        for one in leaving:
-            one.cancel()
-        await asyncio.wait(leaving)
-        await eventually(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
-        await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
-        # Nobody but the owner waits.
-        await eventually(lambda: channels(servers.results) == [])
-        servers.release("left")
-        return await owner
-
-    answer = run(some_leave())
+    owner = asyncio.create_task(deliver(gateway, "leaving", until="left"))
+    await eventually(lambda: state_of(servers.results, "leaving") == "confirmed")
+    leaving = [asyncio.create_task(deliver(gateway, "leaving")) for _ in range(20)]
+    await eventually(lambda: metric(gateway, "gateway_in_flight") == 21)
+    for one in leaving:
+        one.cancel()
+    await asyncio.wait(leaving)
+    await eventually(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
+    await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+    # Nobody but the owner waits.
+    await eventually(lambda: channels(servers.results) == [])
+    servers.release("left")
+    answer = await owner
 
     assert (answer.status, answer.body) == (200, b"leaving")
     assert len(servers.executions("leaving")) == 1
     assert metric(gateway, "gateway_in_flight") == 0
 
 
-def test_a_sender_that_left_gets_the_answer_when_it_comes_back(servers, gateway):
+async def test_a_sender_that_left_gets_the_answer_when_it_comes_back(servers, gateway):
     joins = metric(gateway, JOINED)
 
-    async def come_back() -> Answer:
-        await leave(servers, gateway, "back", until="back")
-        back = asyncio.create_task(deliver(gateway, "back"))
-        await eventually(lambda: metric(gateway, JOINED) == joins + 1)
-        servers.release("back")
-        return await back
-
     # While the task runs, and after it has ended with nobody there.
-    joined = run(come_back())
-    run(leave(servers, gateway, "back-later", until="back-later"))
+    await leave(servers, gateway, "back", until="back")
+    back = asyncio.create_task(deliver(gateway, "back"))
+    await eventually(lambda: metric(gateway, JOINED) == joins + 1)
+    servers.release("back")
+    joined = await back
+    await leave(servers, gateway, "back-later", until="back-later")
     servers.release("back-later")
-    run(eventually(lambda: servers.executions("back-later")))
-    later = run(deliver(gateway, "back-later"))
+    await eventually(lambda: servers.executions("back-later"))
+    later = await deliver(gateway, "back-later")
 
     assert (joined.status, joined.body) == (200, b"back")
     assert (later.status, later.body) == (200, b"back-later")
@@ -263,22 +219,19 @@ def test_a_key_may_stand_in_the_body(servers, gateway):
 
 @pytest.mark.parametrize("strategy", ["redis", "pika"])
 @pytest.mark.parametrize("path", ["/fail", "/unknown"])
-def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, pair, strategy, path):
+async def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, pair, strategy, path):
     gateway = pair(strategy)[0]
     key = f"Idempotency-Key: {strategy}"
 
-    async def copies() -> list[Answer]:
-        servers.worker.freeze()
-        try:
-            waiting = [asyncio.create_task(send(gateway, path, "x", key)) for _ in range(COPIES)]
-            await eventually(lambda: metric(gateway, "gateway_in_flight") == COPIES)
-        finally:
-            servers.worker.thaw()
-        return await asyncio.gather(*waiting)
-
-    together = run(copies())
-    run(until_free(servers.results, "x"))
-    next_try = run(send(gateway, path, "x", key))
+    servers.worker.freeze()
+    try:
+        waiting = [asyncio.create_task(send(gateway, path, "x", key)) for _ in range(COPIES)]
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == COPIES)
+    finally:
+        servers.worker.thaw()
+    together = await asyncio.gather(*waiting)
+    await until_free(servers.results, "x")
+    next_try = await send(gateway, path, "x", key)
 
     assert {a.type for a in [*together, next_try]} == {"task-failed"}
     assert len({a.problem["detail"] for a in [*together, next_try]}) == 1
@@ -400,16 +353,13 @@ def test_callers_who_chose_the_same_key_are_apart(servers, gateway):
     assert len(servers.executions("alike")) == 1
 
 
-def test_what_failed_is_told_with_the_delivery_s_own_ids(gateway):
-    accepted = run(send(gateway, "/accepted", "x"))
+async def test_what_failed_is_told_with_the_delivery_s_own_ids(gateway):
+    accepted = await send(gateway, "/accepted", "x")
     path = urlsplit(accepted.headers["location"]).path
 
-    async def look() -> dict:
-        while (found := await send(gateway, path, "", method="GET")).status == 202:
-            await asyncio.sleep(0.05)
-        return found.problem
-
-    problem = run(look())
+    while (found := await send(gateway, path, "", method="GET")).status == 202:
+        await asyncio.sleep(0.05)
+    problem = found.problem
 
     assert problem["type"].endswith("task-failed")
     ids = json.loads(accepted.body)

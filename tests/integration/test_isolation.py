@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import pytest
 import uvloop
@@ -14,19 +13,12 @@ from gateway.relay import delivery
 from gateway.strategies import find
 from tests.support.http_client import Answer, Connection, request
 from tests.support.in_memory import Gateway
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server
 
 TIMEOUT = 20  # seconds
-ROOT = Path(__file__).parents[2]
+WORKER = {"app": "tests.integration.webhook_tasks"}
 NEIGHBOURS = 20
 LOG = "a request could not be answered (route {})"
-
-
-@pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server):
-    return stack.worker(
-        rabbitmq.url, redis_server.url, app="tests.integration.webhook_tasks", cwd=ROOT
-    )
 
 
 @pytest.fixture(params=["pika", "redis", "ioloop", "threadpool"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import redis
@@ -43,12 +43,13 @@ def own(server: Server) -> list[bytes]:
 
 
 @pytest.fixture
-def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]]], None]:
+def joined(redis_server: Server) -> Callable[[], AbstractAsyncContextManager[Waiting]]:
     config = Config(result_backend=redis_server.url)
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushdb()
 
-    async def run(work: Callable[[Waiting], Awaitable[Any]]) -> None:
+    @asynccontextmanager
+    async def joined() -> AsyncIterator[Waiting]:
         claims = Claims(config)
         results = Results(config)
         joins = ResultWaiter(config, claims, results)
@@ -57,72 +58,64 @@ def joined(redis_server: Server) -> Callable[[Callable[[Waiting], Awaitable[Any]
         try:
             await eventually(lambda: not joins.error)
             owned = await claims.take("x", b"digest", TASK)
-            joined = await claims.take("x", b"digest", TaskIds().new())
-            waiting = Waiting(claims, joins, owned, joined)
+            waiting = Waiting(
+                claims, joins, owned, await claims.take("x", b"digest", TaskIds().new())
+            )
             await eventually(lambda: len(own(redis_server)) == 2)
-            await work(waiting)
+            async with asyncio.timeout(30):
+                yield waiting
             await eventually(lambda: own(redis_server) == [])
         finally:
             for opened in (joins, results, claims):
                 await opened.stop()
 
-    return lambda work: asyncio.run(asyncio.wait_for(run(work), 30))
+    return joined
 
 
-def test_a_result_is_heard(joined, redis_server):
-    async def work(one: Waiting) -> None:
+async def test_a_result_is_heard(joined, redis_server):
+    async with joined() as one:
         with redis.Redis.from_url(redis_server.url) as client:
             client.publish(f"{RESULT_KEY}{TASK}", RESULT)
         assert await one.waiting
         assert (one.pending.outcome.state, one.pending.outcome.value) == (SUCCESS, "done")
 
-    joined(work)
 
-
-def test_a_result_that_was_stored_in_silence_is_found(joined, redis_server):
-    async def work(one: Waiting) -> None:
+async def test_a_result_that_was_stored_in_silence_is_found(joined, redis_server):
+    async with joined() as one:
         with redis.Redis.from_url(redis_server.url) as client:
             client.set(f"{RESULT_KEY}{TASK}", RESULT)
         assert await one.waiting
         assert one.pending.outcome.value == "done"
 
-    joined(work)
 
-
-def test_a_failure_is_heard_of_though_it_was_not_stored(joined):
-    async def work(one: Waiting) -> None:
+async def test_a_failure_is_heard_of_though_it_was_not_stored(joined):
+    async with joined() as one:
         one.claims.fail(one.owned, "ValueError")
         assert await one.waiting
         assert (one.pending.outcome.state, one.pending.outcome.error) == (FAILURE, "ValueError")
 
-    joined(work)
 
-
-def test_a_confirm_is_heard_of_and_waiting_goes_on(joined):
-    async def work(one: Waiting) -> None:
+async def test_a_confirm_is_heard_of_and_waiting_goes_on(joined):
+    async with joined() as one:
         one.claims.confirm(one.owned)
         await eventually(lambda: one.pending.confirmed)
         assert not one.waiting.done()
         one.pending.abandon()
         assert await one.waiting
 
-    joined(work)
-
 
 @pytest.mark.parametrize("not_taken", [True, False])
-def test_a_claim_that_was_released_has_to_be_taken_again(joined, not_taken):
-    async def work(one: Waiting) -> None:
+async def test_a_claim_that_was_released_has_to_be_taken_again(joined, not_taken):
+    async with joined() as one:
         one.claims.release(one.owned, not_taken)
         assert not await one.waiting
         assert one.pending.ended and one.pending.outcome is None
 
-    joined(work)
 
-
-def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_task_id(
+async def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_task_id(
     joined, redis_server
 ):
-    async def work(one: Waiting) -> None:
+    async with joined() as one:
         one.claims.confirm(one.owned)
         await eventually(lambda: one.pending.confirmed)
         with redis.Redis.from_url(redis_server.url) as client:
@@ -131,21 +124,15 @@ def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_task_id(
         again = await one.claims.take("x", b"digest", TaskIds().new(), again=True)
         assert (again.state, again.task_id) == (CONFIRMED, TASK)
 
-    joined(work)
 
-
-def test_a_claim_with_an_answer_has_to_be_taken_again(joined):
-    async def work(one: Waiting) -> None:
+async def test_a_claim_with_an_answer_has_to_be_taken_again(joined):
+    async with joined() as one:
         one.claims.finish(one.owned, Answer(200, "", b"done"))
         assert not await one.waiting
 
-    joined(work)
 
-
-def test_a_lease_that_lapses_in_silence_is_noticed(joined, redis_server):
-    async def work(one: Waiting) -> None:
+async def test_a_lease_that_lapses_in_silence_is_noticed(joined, redis_server):
+    async with joined() as one:
         assert not await one.waiting
         with redis.Redis.from_url(redis_server.url) as client:
             assert read(client.get(one.owned.key)).state == PUBLISHING
-
-    joined(work)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 import redis
 
 from gateway.celery_message import Message
-from gateway.cli.checks import stores
-from gateway.cli.checks.finding import Finding
+from gateway.cli.checks.stores import check_state
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal import store as journal_store
@@ -26,18 +25,11 @@ from gateway.journal.store import Begun, JournalStore, Keys
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
+from tests.support.redis_kinds import account
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 LOST = "gateway_journal_lost_total"
-
-
-@pytest.fixture
-def client(redis_server: Server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushall()
-        client.config_resetstat()
-        yield client
 
 
 @pytest.fixture
@@ -51,44 +43,32 @@ def unfollowed(redis_server: Server) -> Config:
     return Config(state_url=redis_server.url, journal=10_000, strategy="pika")
 
 
-@pytest.fixture
-def check_state() -> Callable[[Config], list[Finding]]:
-    return lambda config: asyncio.run(stores.check_state(config))
-
-
 def message(delivery_id: str, size: int = 100) -> Message:
     about = {"id": delivery_id, "route": "/", "source": "", "event": "", "store": False}
     call = b'[[{}, {}, "%s"], {}, {}]' % (b"x" * size)
     return Message("task", "tasks.run", "celery", call, about)
 
 
-def with_journal(
-    config: Config, metrics: Metrics, work: Callable[[Journal], Awaitable[None]]
-) -> None:
-    async def run() -> None:
-        results = Results(config)
-        journal = Journal(config, metrics, results)
-        for each in (results, journal):
-            await each.start()
-        try:
-            await work(journal)
-        finally:
-            await journal.stop()
-            await results.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def opened(config: Config, metrics: Metrics) -> AsyncIterator[Journal]:
+    results = Results(config)
+    journal = Journal(config, metrics, results)
+    for each in (results, journal):
+        await each.start()
+    try:
+        yield journal
+    finally:
+        await journal.stop()
+        await results.stop()
 
 
 def answer(journal: Journal, delivery_id: str, state: str = ACCEPTED, size: int = 100) -> None:
     journal.write(message(delivery_id, size), "task", "", state, ("202", "0.1", "", "", ""))
 
 
-def kept(config: Config, delivery_id: str) -> Entry | None:
-    async def read() -> Entry | None:
-        async with reading(config) as reader:
-            return await reader.get(delivery_id)
-
-    return asyncio.run(read())
+async def kept(config: Config, delivery_id: str) -> Entry | None:
+    async with reading(config) as reader:
+        return await reader.get(delivery_id)
 
 
 def writes(client: redis.Redis) -> int:
@@ -99,42 +79,37 @@ def writes(client: redis.Redis) -> int:
 @pytest.mark.parametrize(
     ("number", "size", "commands"), [(250, 100, 3), (100, 100, 1), (4, 600_000, 2), (1, 100, 1)]
 )
-def test_one_command_writes_many(
+async def test_one_command_writes_many(
     unfollowed, metrics, client, monkeypatch, number: int, size: int, commands: int
 ):
     # Given that nothing but the number and the bytes ends a batch, and the end,
     monkeypatch.setattr(writing, "GATHER", 60.0)
 
-    async def work(journal: Journal) -> None:
+    async with opened(unfollowed, metrics) as journal:
         for n in range(number):
             answer(journal, f"d{n}", size=size)
-
-    with_journal(unfollowed, metrics, work)
 
     assert client.xlen(Keys(unfollowed).deliveries) == number
     assert writes(client) == commands
     assert metrics.get(LOST) == 0
 
 
-def test_an_acceptance_takes_with_it_what_has_gathered(config, metrics, client, monkeypatch):
+async def test_an_acceptance_takes_with_it_what_has_gathered(config, metrics, client, monkeypatch):
     monkeypatch.setattr(writing, "GATHER", 60.0)
 
-    async def work(journal: Journal) -> None:
+    async with opened(config, metrics) as journal:
         answer(journal, "before")
         assert await journal.begin(message("accepted"), "task", "")
 
-    with_journal(config, metrics, work)
-
-    assert kept(config, "before").state == ACCEPTED
-    assert kept(config, "accepted").state == "received"
+    assert (await kept(config, "before")).state == ACCEPTED
+    assert (await kept(config, "accepted")).state == "received"
 
 
-def test_what_fails_together_is_counted_once(config, metrics, client):
+async def test_what_fails_together_is_counted_once(config, metrics, client):
     # Given a Redis that refuses to write,
     client.config_set("maxmemory", "1")
     try:
-
-        async def work(journal: Journal) -> None:
+        async with opened(config, metrics) as journal:
             # an acceptance counts when it is answered, as it is written again then.
             begun = journal.begin(message("accepted"), "task", "")
             assert not await begun
@@ -145,33 +120,31 @@ def test_what_fails_together_is_counted_once(config, metrics, client):
             await eventually(lambda: metrics.get(LOST) == 2)
             client.config_set("maxmemory", "0")
             answer(journal, "later")
-
-        with_journal(config, metrics, work)
     finally:
         client.config_set("maxmemory", "0")
     assert metrics.get(LOST) == 2
-    assert kept(config, "accepted") is None
-    assert kept(config, "later").state == ACCEPTED
+    assert await kept(config, "accepted") is None
+    assert (await kept(config, "later")).state == ACCEPTED
 
 
-def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(config, metrics, client):
+async def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(
+    config, metrics, client
+):
     client.config_set("maxmemory", "1")
     try:
-
-        async def work(journal: Journal) -> None:
+        async with opened(config, metrics) as journal:
             begun = journal.begin(message("one"), "task", "")
             assert not await begun
             client.config_set("maxmemory", "0")
             journal.write(message("one"), "task", "", ACCEPTED, ("202", "0.1", "", "", ""), begun)
-
-        with_journal(config, metrics, work)
     finally:
         client.config_set("maxmemory", "0")
-    assert (kept(config, "one").state, kept(config, "one").status) == (ACCEPTED, 202)
+    one = await kept(config, "one")
+    assert (one.state, one.status) == (ACCEPTED, 202)
     assert metrics.get(LOST) == 0
 
 
-def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
+async def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
     class Expiring(JournalStore):
         """Loses a delivery between the look and the beginning of its replay."""
 
@@ -184,27 +157,25 @@ def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
     async def publish(_: Entry, task_id: str) -> None:
         published.append(task_id)
 
-    async def work(journal: Journal) -> None:
+    async with opened(config, metrics) as journal:
         journal.write(message("one"), "task", "", FAILED, ("502", "0.1", "", "ValueError", ""))
         async with Expiring.opened(config) as store:
             while (chosen := await store.get("one")) is None:
                 await asyncio.sleep(0.01)
             replay = await Replays(store, publish).run(chosen)
             assert replay.problem == "it is not in the journal any more"
-
-    with_journal(config, metrics, work)
     assert published == []
     assert not client.exists(Keys(config).of("one"))
 
 
-def test_what_is_too_old_is_removed_though_no_results_are_followed(
+async def test_what_is_too_old_is_removed_though_no_results_are_followed(
     unfollowed, metrics, client, monkeypatch
 ):
     monkeypatch.setattr(writing, "PAUSE", 0.02)
     monkeypatch.setattr(writing, "_TRIMMED", 3)
     config, keys = unfollowed.model_copy(update={"journal_age": 0.001}), Keys(unfollowed)
 
-    async def work(journal: Journal) -> None:
+    async with opened(unfollowed, metrics) as journal:
         for n in range(10):
             answer(journal, f"d{n}")
             client.xadd(keys.refused, {"id": f"r{n}"})
@@ -220,19 +191,17 @@ def test_what_is_too_old_is_removed_though_no_results_are_followed(
                 await eventually(lambda: metrics.get("gateway_journal_bytes") == 0)
             finally:
                 await watch.stop()
-
-    with_journal(unfollowed, metrics, work)
     left = set(client.scan_iter()) - {keys.deliveries.encode(), keys.refused.encode()}
     assert left == {keys.bytes.encode()}
 
 
 @pytest.mark.parametrize("lost", ["deliveries", "bytes"])
-def test_a_key_that_was_lost_does_not_change_the_bounds(redis_server, metrics, client, lost):
+async def test_a_key_that_was_lost_does_not_change_the_bounds(redis_server, metrics, client, lost):
     """Redis should evict nothing; where it does, the sum is counted anew."""
     config = Config(state_url=redis_server.url, journal=20, strategy="pika")
     keys = Keys(config)
 
-    async def work(journal: Journal) -> None:
+    async with opened(config, metrics) as journal:
         for n in range(15):
             answer(journal, f"d{n}", size=1_000)
         await eventually(lambda: client.xlen(keys.deliveries) == 15)
@@ -244,37 +213,29 @@ def test_a_key_that_was_lost_does_not_change_the_bounds(redis_server, metrics, c
         for n in range(30):
             answer(journal, f"f{n}", size=1_000)
         await eventually(lambda: client.exists(keys.of("f29")))
-
-    with_journal(config, metrics, work)
     entries = client.xrange(keys.deliveries)
     assert len(entries) == 20
     assert int(client.get(keys.bytes)) == sum(int(fields[b"bytes"]) for _, fields in entries)
 
 
-def test_who_may_not_publish_keeps_the_bounds_and_is_told(
-    redis_server, metrics, client, caplog, check_state
+async def test_who_may_not_publish_keeps_the_bounds_and_is_told(
+    redis_server, metrics, client, caplog
 ):
-    client.acl_setuser(
-        "quiet", enabled=True, passwords=["+secret"], categories=["+@all"], keys=["*"],
-        reset_channels=True,
-    )  # fmt: skip
-    url = redis_server.url.replace("redis://", "redis://quiet:secret@")
+    url = account(redis_server, channels=())
     config = Config(state_url=url, journal=10, strategy="pika")
     keys = Keys(config)
 
-    async def work(journal: Journal) -> None:
+    async with opened(config, metrics) as journal:
         for n in range(30):
             answer(journal, f"d{n}")
         await eventually(lambda: client.xlen(keys.deliveries) == 10)
         answer(journal, "last")
         await eventually(lambda: client.exists(keys.of("last")))
-
-    with_journal(config, metrics, work)
     entries = client.xrange(keys.deliveries)
     assert int(client.get(keys.bytes)) == sum(int(fields[b"bytes"]) for _, fields in entries)
     assert caplog.text.count("the journal's changes cannot be announced") == 1
     assert metrics.get(LOST) == 0
-    (finding,) = check_state(config)
+    (finding,) = await check_state(config)
     assert (
         finding.status == "fail" and "channel" in finding.problem and "&* +@all" in finding.remedy
     )
@@ -282,41 +243,31 @@ def test_who_may_not_publish_keeps_the_bounds_and_is_told(
     assert len(list(client.scan_iter())) == 2 + 10
 
 
-def test_who_may_not_use_digests_writes_with_whole_scripts(redis_server, metrics, client):
-    client.acl_setuser(
-        "whole", enabled=True, passwords=["+secret"], categories=["+@all"], keys=["*"],
-        channels=["*"], commands=["-evalsha"],
-    )  # fmt: skip
-    url = redis_server.url.replace("redis://", "redis://whole:secret@")
+async def test_who_may_not_use_digests_writes_with_whole_scripts(redis_server, metrics, client):
+    url = account(redis_server, "evalsha")
     config = Config(state_url=url, journal=100, strategy="pika")
 
-    async def work(journal: Journal) -> None:
+    async with opened(config, metrics) as journal:
         for n in range(5):
             assert await journal.begin(message(f"d{n}"), "task", "")
-
-    with_journal(config, metrics, work)
     assert client.xlen(Keys(config).deliveries) == 5
     # Once a refusal is enough.
     assert client.info("commandstats")["cmdstat_evalsha"]["rejected_calls"] == 1
 
 
-def test_check_says_which_right_the_journal_lacks(redis_server, client, check_state):
-    client.acl_setuser(
-        "weak", enabled=True, passwords=["+secret"], categories=["+@all"], keys=["*"],
-        channels=["*"], commands=["-unlink"],
-    )  # fmt: skip
-    url = redis_server.url.replace("redis://", "redis://weak:secret@")
-    found = check_state(Config(state_url=url, journal=10, strategy="pika"))[0]
+async def test_check_says_which_right_the_journal_lacks(redis_server, client):
+    url = account(redis_server, "unlink")
+    (found, *_) = await check_state(Config(state_url=url, journal=10, strategy="pika"))
     assert found.status == "fail" and "+@all -@dangerous" in found.remedy
     assert re.search("can't run|'unlink'", found.problem)  # in Redis 7, and since Redis 8
-    (other, *_) = check_state(Config(state_url=url, strategy="pika"))
+    (other, *_) = await check_state(Config(state_url=url, strategy="pika"))
     assert other.status != "fail"
 
 
-def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
+async def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
     config = config.model_copy(update={"max_in_flight_bytes": 2_000})
 
-    async def work(journal: Journal) -> None:
+    async with opened(config, metrics) as journal:
         large = message("large", size=2_000)
         begun = journal.begin(large, "task", "")
         assert begun.done() and not begun.result()
@@ -324,29 +275,25 @@ def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client):
         journal.write(large, "task", "", ACCEPTED, ("202", "0.1", "", "", ""), begun)
         assert metrics.get(LOST) == 1
         answer(journal, "small")
-
-    with_journal(config, metrics, work)
-    assert kept(config, "large") is None
-    assert kept(config, "small").state == ACCEPTED
+    assert await kept(config, "large") is None
+    assert (await kept(config, "small")).state == ACCEPTED
 
 
-def test_what_has_expired_is_left_out_before_it_is_trimmed(unfollowed, metrics, client):
-    async def work(journal: Journal) -> None:
+async def test_what_has_expired_is_left_out_before_it_is_trimmed(unfollowed, metrics, client):
+    async with opened(unfollowed, metrics) as journal:
         for delivery_id in ("one", "expired", "other"):
             assert await journal.begin(message(delivery_id), "task", "")
         client.delete(Keys(unfollowed).of("expired"))
         async with reading(unfollowed) as reader, aclosing(reader.find(Filter())) as found:
             assert [entry.id async for entry in found] == ["other", "one"]
 
-    with_journal(unfollowed, metrics, work)
 
-
-def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, start, monkeypatch):
+async def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, start, monkeypatch):
     monkeypatch.setattr(journal_store, "_SILENCE", 0.1)
     server = start(stack.redis)
     config = Config(state_url=server.url, journal=10, strategy="pika")
 
-    async def work(client: redis.Redis) -> None:
+    with redis.Redis.from_url(server.url) as client:
         # Given a change after a time in which Redis was asked more than once,
         loop, change = asyncio.get_running_loop(), (Keys(config).changes, "late accepted")
         async with aclosing(JournalStore(config).changes()) as changes:
@@ -354,12 +301,9 @@ def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, start, mo
             loop.call_later(0.5, client.publish, *change)
             assert await anext(changes) == "late"
             server.freeze()
-            with pytest.raises(GatewayError, match="no answer in time"):
-                await anext(changes)
-
-    with redis.Redis.from_url(server.url) as client:
-        try:
-            asyncio.run(work(client))
-        finally:
-            server.thaw()
+            try:
+                with pytest.raises(GatewayError, match="no answer in time"):
+                    await anext(changes)
+            finally:
+                server.thaw()
     server.stop()

@@ -7,8 +7,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from math import ceil
 from random import Random
 from time import time
@@ -43,13 +43,6 @@ from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 KILLS = int(os.environ.get("KILLS", "1"))
-
-
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -215,50 +208,56 @@ SENDERS = {
 }  # fmt: skip
 STATES = (ANSWERED_LATE, LATE_UNCERTAIN)
 REPLACES = {"discord", "feishu-card"}
+FETCH = {"feishu-card", "wechat"}  # a token
+
+
+@pytest.fixture
+def deployed(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[Any]]:
+    """A sender of a kind, gateways with its block and `more` of that, a delivery, the message."""
+
+    @asynccontextmanager
+    async def deployed(
+        kind: str, faults: Sequence[Any] = (), takes: bool = True, **more: Any
+    ) -> AsyncIterator[tuple[SenderServer, Gateways, Any, Any]]:
+        async with serving(SenderServer(SENDERS[kind], list(faults), takes)) as server:
+            block, source, body, expected = parts(kind, server)
+            yield server, Gateways(redis_server.url, {**block, **more}, **source), body, expected
+
+    return deployed
 
 
 @pytest.mark.parametrize("kind", SENDERS)
-def test_a_result_is_sent_after_the_fallback(client, redis_server, kind):
-    async def work() -> None:
-        async with serving(SenderServer(SENDERS[kind])) as server:
-            block, source, body, expected = parts(kind, server)
-            gateways = Gateways(redis_server.url, block, **source)
-            async with gateways.process() as late:
-                task_id = await gateways.answer(late, body)
-                end(client, task_id, "done")
-                await eventually(lambda: gateways.count("answered"))
+async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
+    async with deployed(kind) as (server, gateways, body, expected):
+        async with gateways.process() as late:
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("answered"))
 
-            assert server.taken == [expected]
-            assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
-            assert late.held() == {"late answers": 0, "late steps": 0}
-
-    run(work())
+        assert server.taken == [expected]
+        assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
+        assert late.held() == {"late answers": 0, "late steps": 0}
 
 
-def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, redis_server, caplog):
-    async def work() -> None:
-        async with serving(SenderServer(SENDERS["slack"])) as server:
-            block, source, body, expected = parts("slack", server)
-            gateways = Gateways(redis_server.url, block, **source)
-            async with gateways.process() as late:
-                for record in ("", "{", "[]", "{}", '{"due": 1}', "null", None):
-                    task_id = str(uuid4())
-                    key = late._records._key(task_id)
-                    if record is None:
-                        client.set(key, "no hash")
-                    else:
-                        client.hset(key, mapping={"version": 1, "record": record})
-                    client.zadd(late._records._due, {task_id: 0})
-                    await eventually(lambda task_id=task_id: is_looked_at(client, late, task_id))
-                    await gateways.answer(late, body, task_id=task_id)  # is given all the same
-                task_id = await gateways.answer(late, body)
-                end(client, task_id, "done")
-                await eventually(lambda: gateways.count("answered"))
+async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, deployed, caplog):
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late:
+            for record in ("", "{", "[]", "{}", '{"due": 1}', "null", None):
+                task_id = str(uuid4())
+                key = late._records._key(task_id)
+                if record is None:
+                    client.set(key, "no hash")
+                else:
+                    client.hset(key, mapping={"version": 1, "record": record})
+                client.zadd(late._records._due, {task_id: 0})
+                await eventually(lambda task_id=task_id: is_looked_at(client, late, task_id))
+                await gateways.answer(late, body, task_id=task_id)  # is given all the same
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("answered"))
 
-            assert server.taken == [expected]
-            assert late.held() == {"late answers": 0, "late steps": 0}
-
-    run(work())
+        assert server.taken == [expected]
+        assert late.held() == {"late answers": 0, "late steps": 0}
     assert caplog.text.count("cannot be read") == 7  # once for each
 
 
@@ -267,131 +266,109 @@ def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", SENDERS)
-def test_errors_and_limits_are_waited_out(client, redis_server, kind):
-    async def work() -> None:
-        async with serving(SenderServer(SENDERS[kind])) as server:
-            block, source, body, expected = parts(kind, server)
-            gateways = Gateways(redis_server.url, {**block, "tries": 5}, **source)
-            # Where a token is fetched, that fails first, and then what it is for.
-            server.faults = [(429, {"Retry-After": "1"}, ""), (503, {}, ""), (500, {}, "")]
-            async with gateways.process() as late:
-                begun = time()
-                end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("answered"))
+async def test_errors_and_limits_are_waited_out(client, deployed, kind):
+    async with deployed(kind, tries=5) as (server, gateways, body, expected):
+        # Where a token is fetched, that fails first, and then what it is for.
+        server.faults = [(429, {"Retry-After": "1"}, ""), (503, {}, ""), (500, {}, "")]
+        async with gateways.process() as late:
+            begun = time()
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("answered"))
 
-            assert time() - begun > 1
-            assert server.taken == [expected]
-
-    run(work())
+        assert time() - begun > 1
+        assert server.taken == [expected]
 
 
 @pytest.mark.parametrize("fault", [HANG, CUT])
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize("kind", SENDERS)
-def test_without_an_answer_only_what_replaces_is_sent_again(
-    client, redis_server, kind, takes, fault
+async def test_without_an_answer_only_what_replaces_is_sent_again(
+    client, deployed, kind, takes, fault
 ):
-    async def work() -> None:
-        async with serving(SenderServer(SENDERS[kind], takes=takes)) as server:
-            block, source, body, expected = parts(kind, server)
-            gateways = Gateways(redis_server.url, block, **source)
-            async with gateways.process() as late:
-                if source:  # the token is there already
-                    end(client, await gateways.answer(late, parts(kind, server)[2]), "done")
-                    await eventually(lambda: gateways.count("answered"))
-                    server.taken.clear()
-                server.faults = [fault]
-                task_id = await gateways.answer(late, body)
-                end(client, task_id, "done")
-                await eventually(lambda: len(gateways.journal.states.get(task_id, ())) == 2)
+    async with deployed(kind, takes=takes) as (server, gateways, body, expected):
+        async with gateways.process() as late:
+            if kind in FETCH:  # the token is there already
+                end(client, await gateways.answer(late, parts(kind, server)[2]), "done")
+                await eventually(lambda: gateways.count("answered"))
+                server.taken.clear()
+            server.faults = [fault]
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: len(gateways.journal.states.get(task_id, ())) == 2)
 
-            state = gateways.journal.states[task_id][-1]
-            assert state == (ANSWERED_LATE if kind in REPLACES else LATE_UNCERTAIN)
-            expected_times = takes + (kind in REPLACES)
-            assert server.taken == [expected] * expected_times
-
-    run(work())
+        state = gateways.journal.states[task_id][-1]
+        assert state == (ANSWERED_LATE if kind in REPLACES else LATE_UNCERTAIN)
+        expected_times = takes + (kind in REPLACES)
+        assert server.taken == [expected] * expected_times
 
 
-def test_what_the_sender_refuses_is_told_and_not_sent_again(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(slack, faults=[(404, {}, "expired_url")])) as server:
-            block, _, body, _ = parts("slack", server)
-            gateways = Gateways(redis_server.url, block)
-            async with gateways.process() as late:
-                task_id = await gateways.answer(late, body)
-                end(client, task_id, "done")
-                await eventually(lambda: gateways.count("failed"))
+async def test_what_the_sender_refuses_is_told_and_not_sent_again(client, deployed):
+    async with deployed("slack", faults=[(404, {}, "expired_url")]) as (server, gateways, body, _):
+        async with gateways.process() as late:
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            assert len(server.seen) == 1
-            assert gateways.journal.states[task_id] == [SUCCEEDED, LATE_FAILED]
-
-    run(work())
+        assert len(server.seen) == 1
+        assert gateways.journal.states[task_id] == [SUCCEEDED, LATE_FAILED]
 
 
-def test_redirects_are_not_followed(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as other, serving(SenderServer(slack)) as server:
-            server.faults = [(307, {"Location": f"{other.url}/x"}, "")]
-            block, _, body, _ = parts("slack", server)
-            gateways = Gateways(redis_server.url, {**block, "hosts": [server.host, other.host]})
-            async with gateways.process() as late:
-                end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("failed"))
+async def test_redirects_are_not_followed(client, redis_server):
+    async with serving(SenderServer(slack)) as other, serving(SenderServer(slack)) as server:
+        server.faults = [(307, {"Location": f"{other.url}/x"}, "")]
+        block, _, body, _ = parts("slack", server)
+        gateways = Gateways(redis_server.url, {**block, "hosts": [server.host, other.host]})
+        async with gateways.process() as late:
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            assert not other.seen
-
-    run(work())
+        assert not other.seen
 
 
 @pytest.mark.parametrize(
     "url",
     ["http://{}/x", "https://{}/x", "https://hooks.slack.com@{}/x", "https://169.254.169.254/"],
 )
-def test_no_other_host_is_connected_to(client, redis_server, url):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            gateways = Gateways(redis_server.url, "slack")
-            async with gateways.process() as late:
-                body = {"response_url": url.format(server.host)}
-                task_id = await gateways.answer(late, body)
-                end(client, task_id, "done")
-                await eventually(lambda: gateways.count("failed"))
+async def test_no_other_host_is_connected_to(client, redis_server, url):
+    async with serving(SenderServer(slack)) as server:
+        gateways = Gateways(redis_server.url, "slack")
+        async with gateways.process() as late:
+            body = {"response_url": url.format(server.host)}
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            assert gateways.given == [task_id]
-            assert gateways.journal.states[task_id] == [LATE_FAILED]
-            assert not server.seen
-
-    run(work())
+        assert gateways.given == [task_id]
+        assert gateways.journal.states[task_id] == [LATE_FAILED]
+        assert not server.seen
 
 
-def test_a_name_that_leads_into_our_network_is_not_connected_to(client, redis_server, monkeypatch):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            real, asked = socket.getaddrinfo, []
+async def test_a_name_that_leads_into_our_network_is_not_connected_to(
+    client, redis_server, monkeypatch
+):
+    async with serving(SenderServer(slack)) as server:
+        real, asked = socket.getaddrinfo, []
 
-            def rebound(host: str, port: int, *options: Any, **more: Any) -> Any:
-                if host == "hooks.slack.com":
-                    asked.append(host)
-                    host, port = "127.0.0.1", server.port
-                return real(host, port, *options, **more)
+        def rebound(host: str, port: int, *options: Any, **more: Any) -> Any:
+            if host == "hooks.slack.com":
+                asked.append(host)
+                host, port = "127.0.0.1", server.port
+            return real(host, port, *options, **more)
 
-            monkeypatch.setattr(socket, "getaddrinfo", rebound)
-            gateways = Gateways(redis_server.url, "slack")
-            async with gateways.process() as late:
-                body = {"response_url": "https://hooks.slack.com/actions/1"}
-                task_id = await gateways.answer(late, body)
-                end(client, task_id, "done")
-                await eventually(lambda: gateways.count("failed"))
+        monkeypatch.setattr(socket, "getaddrinfo", rebound)
+        gateways = Gateways(redis_server.url, "slack")
+        async with gateways.process() as late:
+            body = {"response_url": "https://hooks.slack.com/actions/1"}
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            assert asked == ["hooks.slack.com"]
-            assert not server.seen
-            assert gateways.journal.states[task_id][-1] == LATE_FAILED
-
-    run(work())
+        assert asked == ["hooks.slack.com"]
+        assert not server.seen
+        assert gateways.journal.states[task_id][-1] == LATE_FAILED
 
 
-def test_a_name_that_is_not_resolved_holds_up_no_other_names(monkeypatch):
+async def test_a_name_that_is_not_resolved_holds_up_no_other_names(monkeypatch):
     answered, real = threading.Event(), socket.getaddrinfo
     monkeypatch.setattr("gateway.http_client.RESOLVE", 0.2)
 
@@ -403,7 +380,7 @@ def test_a_name_that_is_not_resolved_holds_up_no_other_names(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
 
-    async def work() -> None:
+    try:
         client = HttpClient(1_000)
         url = "https://hooks.slack.com/x"
         some = [client.fetch("POST", url, {}, b"x") for _ in range(50)]
@@ -413,300 +390,240 @@ def test_a_name_that_is_not_resolved_holds_up_no_other_names(monkeypatch):
         assert not answered.is_set()
         answered.set()
         client.close()
-
-    try:
-        run(work())
     finally:
         answered.set()
 
 
-def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_server):
-    async def work() -> None:
-        nobody = free_address()
-        gateways = Gateways(redis_server.url, {"like": "slack", "hosts": [nobody], "tries": 3})
-        async with gateways.process() as late:
-            end(client, await gateways.answer(late, {"response_url": f"http://{nobody}/"}), "done")
-            await eventually(lambda: gateways.count("failed"))
-
-    run(work())
+async def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_server):
+    nobody = free_address()
+    gateways = Gateways(redis_server.url, {"like": "slack", "hosts": [nobody], "tries": 3})
+    async with gateways.process() as late:
+        end(client, await gateways.answer(late, {"response_url": f"http://{nobody}/"}), "done")
+        await eventually(lambda: gateways.count("failed"))
 
 
 @pytest.mark.parametrize("code", [40001, 42001])
-def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(client, redis_server, code):
-    async def work() -> None:
-        async with serving(SenderServer(wechat)) as server:
-            block, source, body, _ = parts("wechat", server)
-            gateways = Gateways(redis_server.url, block, **source)
-            async with gateways.process() as late:
-                for _ in range(3):
-                    end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("answered") == 3)
-                assert len(server.tokens) == 1
-                server.faults = [(200, {}, json.dumps({"errcode": code}))]
+async def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(
+    client, deployed, code
+):
+    async with deployed("wechat") as (server, gateways, body, _):
+        async with gateways.process() as late:
+            for _ in range(3):
                 end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("answered") == 4)
-                # Five messages to one user: the sender's limit is reached with the next two.
-                for _ in range(2):
-                    end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("failed"))
+            await eventually(lambda: gateways.count("answered") == 3)
+            assert len(server.tokens) == 1
+            server.faults = [(200, {}, json.dumps({"errcode": code}))]
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("answered") == 4)
+            # Five messages to one user: the sender's limit is reached with the next two.
+            for _ in range(2):
+                end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            assert len(server.tokens) == 2
-            assert len(server.taken) == 5
-
-    run(work())
+        assert len(server.tokens) == 2
+        assert len(server.taken) == 5
 
 
-def test_a_token_that_does_not_come_leaves_no_doubt(client, redis_server, monkeypatch):
+async def test_a_token_that_does_not_come_leaves_no_doubt(client, deployed, monkeypatch):
     """Many answers wait for one token: nobody waits for one fetch after the other."""
     monkeypatch.setattr(record, "LEASE", 2.0)
 
-    async def work() -> None:
-        async with serving(SenderServer(wechat, takes=False)) as server:
-            server.faults = [HANG] * 5
-            block, source, _, _ = parts("wechat", server)
-            gateways = Gateways(redis_server.url, {**block, "tries": 20}, **source)
-            async with gateways.process() as late, gateways.process():
-                bodies = [parts("wechat", server)[2] for _ in range(8)]
-                ids = [await gateways.answer(late, body) for body in bodies]
-                for task_id in ids:
-                    end(client, task_id, "done")
-                await eventually(lambda: all(map(settled, [client] * 8, ids)))
+    own = {"takes": False, "faults": [HANG] * 5, "tries": 20}
+    async with deployed("wechat", **own) as (server, gateways, _, _):
+        async with gateways.process() as late, gateways.process():
+            bodies = [parts("wechat", server)[2] for _ in range(8)]
+            ids = [await gateways.answer(late, body) for body in bodies]
+            for task_id in ids:
+                end(client, task_id, "done")
+            await eventually(lambda: all(map(settled, [client] * 8, ids)))
 
-            ends = {task_id: gateways.journal.states[task_id] for task_id in ids}
-            assert ends == dict.fromkeys(ids, [SUCCEEDED, ANSWERED_LATE])
-            assert len(server.taken) == 8
-
-    run(work())
+        ends = {task_id: gateways.journal.states[task_id] for task_id in ids}
+        assert ends == dict.fromkeys(ids, [SUCCEEDED, ANSWERED_LATE])
+        assert len(server.taken) == 8
 
 
-def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_server, caplog):
-    async def work() -> None:
-        async with serving(SenderServer(wechat)) as server:
-            block, source, body, _ = parts("wechat", server)
-            block |= {"tries": 2, "fetch": {**block["fetch"], "token": "/token"}}
-            gateways = Gateways(redis_server.url, block, **source)
-            async with gateways.process() as late:
-                server.faults = [(200, {}, '{"errcode":-1,"errmsg":"busy"}')]
-                end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("failed"))
+async def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_server, caplog):
+    async with serving(SenderServer(wechat)) as server:
+        block, source, body, _ = parts("wechat", server)
+        block |= {"tries": 2, "fetch": {**block["fetch"], "token": "/token"}}
+        gateways = Gateways(redis_server.url, block, **source)
+        async with gateways.process() as late:
+            server.faults = [(200, {}, '{"errcode":-1,"errmsg":"busy"}')]
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            assert server.tokens == ["token 0"]
-            assert "token 0" not in caplog.text
-            assert "200, with nothing at /token: access_token, expires_in" in caplog.text
-
-    run(work())
+        assert server.tokens == ["token 0"]
+        assert "token 0" not in caplog.text
+        assert "200, with nothing at /token: access_token, expires_in" in caplog.text
 
 
-def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(wechat)) as server:
-            block, source, body, _ = parts("wechat", server)
-            gateways = Gateways(redis_server.url, block, **source)
-            async with gateways.process() as late:
-                end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("answered"))
-                server.faults = [(200, {}, '{"errcode":40001}'), None]
-                server.tokens.append("another one")
-                real = server.answer
-                refused = (200, {}, '{"errcode":42001}')
-                server.answer = lambda s, r: real(s, r) if "token" in r.target[:22] else refused
-                end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: gateways.count("failed"))
+async def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, deployed):
+    async with deployed("wechat") as (server, gateways, body, _):
+        async with gateways.process() as late:
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("answered"))
+            server.faults = [(200, {}, '{"errcode":40001}'), None]
+            server.tokens.append("another one")
+            real = server.answer
+            refused = (200, {}, '{"errcode":42001}')
+            server.answer = lambda s, r: real(s, r) if "token" in r.target[:22] else refused
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("failed"))
 
-            sent = [each for each in server.seen if "custom/send" in each.target]
-            assert len(sent) == 3
-
-    run(work())
+        sent = [each for each in server.seen if "custom/send" in each.target]
+        assert len(sent) == 3
 
 
 @pytest.mark.parametrize("seconds", [0.5, -1e6])
-def test_the_end_of_dingtalks_window_ends_the_wait(client, redis_server, seconds):
-    async def work() -> None:
-        async with serving(SenderServer(dingtalk)) as server:
-            block, _, body, _ = parts("dingtalk-robot", server)
-            body["sessionWebhookExpiredTime"] = int((time() + seconds) * 1000)
-            gateways = Gateways(redis_server.url, block)
-            async with gateways.process() as late:
-                task_id = await gateways.answer(late, body)
-                await eventually(lambda: gateways.count("failed"))
-                end(client, task_id, "too late")
+async def test_the_end_of_dingtalks_window_ends_the_wait(client, deployed, seconds):
+    async with deployed("dingtalk-robot") as (server, gateways, body, _):
+        body["sessionWebhookExpiredTime"] = int((time() + seconds) * 1000)
+        async with gateways.process() as late:
+            task_id = await gateways.answer(late, body)
+            await eventually(lambda: gateways.count("failed"))
+            end(client, task_id, "too late")
 
-            assert not server.seen
-
-    run(work())
+        assert not server.seen
 
 
-def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
-    client, redis_server
+async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
+    client, deployed
 ):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            block, _, body, _ = parts("slack", server)
-            gateways = Gateways(redis_server.url, block)
-            async with gateways.process() as late:
-                empty, failed = [await gateways.answer(late, body) for _ in range(2)]
-                gone = await gateways.answer(late, body, given=False)
-                end(client, empty, None)
-                end(client, failed, {"exc_type": "Boom", "exc_message": ["x"]}, "FAILURE")
-                await eventually(lambda: gateways.count("dropped") == 2)
-                await eventually(lambda: gateways.count("failed") == 1)
-                end(client, gone, "done")
+    async with deployed("slack") as (server, gateways, body, _):
+        async with gateways.process() as late:
+            empty, failed = [await gateways.answer(late, body) for _ in range(2)]
+            gone = await gateways.answer(late, body, given=False)
+            end(client, empty, None)
+            end(client, failed, {"exc_type": "Boom", "exc_message": ["x"]}, "FAILURE")
+            await eventually(lambda: gateways.count("dropped") == 2)
+            await eventually(lambda: gateways.count("failed") == 1)
+            end(client, gone, "done")
 
-            assert not server.seen
-            assert gateways.journal.states[failed] == ["failed", LATE_FAILED]
-
-    run(work())
+        assert not server.seen
+        assert gateways.journal.states[failed] == ["failed", LATE_FAILED]
 
 
-def test_what_an_exception_says_of_redacted_values_is_not_kept(client, redis_server, caplog):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            block, _, body, _ = parts("slack", server)
-            gateways = Gateways(redis_server.url, block)
-            (route,) = gateways.config.routes
-            route = route.model_copy(update={"redact": ["json:/card"]})
-            gateways.config = gateways.config.model_copy(update={"routes": [route]})
-            async with gateways.process() as late:
-                task_id = await gateways.answer(late, body)
-                error = {"exc_type": "ValueError", "exc_message": ["no such card: 4111"]}
-                end(client, task_id, error, "FAILURE")
-                await eventually(lambda: gateways.count("failed"))
-            assert "the task has no answer: ValueError (route" in caplog.text
-            kept = client.hgetall(late._records._key(task_id))
-            assert "4111" not in f"{caplog.text}{kept}"
-
-    run(work())
+async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, deployed, caplog):
+    async with deployed("slack") as (server, gateways, body, _):
+        (route,) = gateways.config.routes
+        route = route.model_copy(update={"redact": ["json:/card"]})
+        gateways.config = gateways.config.model_copy(update={"routes": [route]})
+        async with gateways.process() as late:
+            task_id = await gateways.answer(late, body)
+            error = {"exc_type": "ValueError", "exc_message": ["no such card: 4111"]}
+            end(client, task_id, error, "FAILURE")
+            await eventually(lambda: gateways.count("failed"))
+        assert "the task has no answer: ValueError (route" in caplog.text
+        kept = client.hgetall(late._records._key(task_id))
+        assert "4111" not in f"{caplog.text}{kept}"
 
 
-def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            block, _, body, _ = parts("slack", server)
-            gateways = Gateways(redis_server.url, block)
-            async with gateways.process() as late, gateways.process() as other:
-                sent, unsent = [await gateways.answer(late, body) for _ in range(2)]
-                end(client, sent, "done")
-                await eventually(lambda: gateways.count("answered"))
-                told: dict[str, bool] = {}
-                for task_id in (sent, unsent, "unknown"):
-                    now = asyncio.get_running_loop().time()
-                    other.yields(task_id, now + 5, lambda yes, t=task_id: told.update({t: yes}))
-                await eventually(lambda: len(told) == 3)
-                end(client, unsent, "done")
-                await eventually(lambda: gateways.count("dropped"))
-
-            assert told == {sent: True, unsent: False, "unknown": False}
-            assert len(server.seen) == 1
-
-    run(work())
-
-
-def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            block, _, body, expected = parts("slack", server)
-            gateways = Gateways(redis_server.url, block)
-            async with gateways.process() as late, gateways.process() as other:
-                task_id = await gateways.answer(late, body, given=False)
-                await eventually(lambda: gateways.count("dropped"))
-                await gateways.answer(other, body, task_id=task_id)
-                end(client, task_id, "done")
-                await eventually(lambda: gateways.count("answered"))
-
-            assert server.taken == [expected]
-
-    run(work())
-
-
-def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            block, _, body, expected = parts("slack", server)
-            gateways = Gateways(redis_server.url, block)
-            async with gateways.process() as late, gateways.process() as other:
-                task_id = str(uuid4())
-                records, swap = late._records, late._records.swap
-
-                async def delayed(record: Any, version: int, now: float) -> bool:
-                    if record.end:  # the later try comes before the earlier one's is dropped
-                        await gateways.answer(other, body, task_id=task_id)
-                    return await swap(record, version, now)
-
-                records.swap = delayed
+async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, deployed):
+    async with deployed("slack") as (server, gateways, body, _):
+        async with gateways.process() as late, gateways.process() as other:
+            sent, unsent = [await gateways.answer(late, body) for _ in range(2)]
+            end(client, sent, "done")
+            await eventually(lambda: gateways.count("answered"))
+            told: dict[str, bool] = {}
+            for task_id in (sent, unsent, "unknown"):
                 now = asyncio.get_running_loop().time()
-                route = gateways.config.routes[0]
-                late.expect(route, delivery(task_id, body), task_id, 0.0, now, lambda: False)
-                await eventually(lambda: task_id in gateways.given)
-                records.swap = swap
+                other.yields(task_id, now + 5, lambda yes, t=task_id: told.update({t: yes}))
+            await eventually(lambda: len(told) == 3)
+            end(client, unsent, "done")
+            await eventually(lambda: gateways.count("dropped"))
+
+        assert told == {sent: True, unsent: False, "unknown": False}
+        assert len(server.seen) == 1
+
+
+async def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, deployed):
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late, gateways.process() as other:
+            task_id = await gateways.answer(late, body, given=False)
+            await eventually(lambda: gateways.count("dropped"))
+            await gateways.answer(other, body, task_id=task_id)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("answered"))
+
+        assert server.taken == [expected]
+
+
+async def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client, deployed):
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late, gateways.process() as other:
+            task_id = str(uuid4())
+            records, swap = late._records, late._records.swap
+
+            async def delayed(record: Any, version: int, now: float) -> bool:
+                if record.end:  # the later try comes before the earlier one's is dropped
+                    await gateways.answer(other, body, task_id=task_id)
+                return await swap(record, version, now)
+
+            records.swap = delayed
+            now = asyncio.get_running_loop().time()
+            route = gateways.config.routes[0]
+            late.expect(route, delivery(task_id, body), task_id, 0.0, now, lambda: False)
+            await eventually(lambda: task_id in gateways.given)
+            records.swap = swap
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("answered"))
+
+        assert server.taken == [expected]
+
+
+async def test_what_waits_for_a_place_is_not_taken_up_again(client, deployed):
+    async with deployed("slack") as (server, gateways, _, _):
+        async with gateways.process() as late:
+            looks, due = [], late._records.due
+
+            async def looked() -> Any:
+                looks.append(await due())
+                return looks[-1]
+
+            late._records.due = looked
+            other, place = late._places["slow.example"], late._places[server.host]
+            for _ in range(answers._SENDING):
+                await other.acquire()
+                await place.acquire()
+            bodies = [parts("slack", server)[2] for _ in range(3)]
+            for task_id in [await gateways.answer(late, body) for body in bodies]:
                 end(client, task_id, "done")
-                await eventually(lambda: gateways.count("answered"))
+            await eventually(lambda: late.held()["late steps"] == 3)
+            await eventually(lambda: sum(map(len, looks)) > 12)
+            assert late.held()["late steps"] <= 3
+            for _ in range(answers._SENDING):
+                place.release()  # those of the other host stay taken
+            await eventually(lambda: gateways.count("answered") == 3)
 
-            assert server.taken == [expected]
-
-    run(work())
-
-
-def test_what_waits_for_a_place_is_not_taken_up_again(client, redis_server):
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            gateways = Gateways(redis_server.url, parts("slack", server)[0])
-            async with gateways.process() as late:
-                looks, due = [], late._records.due
-
-                async def looked() -> Any:
-                    looks.append(await due())
-                    return looks[-1]
-
-                late._records.due = looked
-                other, place = late._places["slow.example"], late._places[server.host]
-                for _ in range(answers._SENDING):
-                    await other.acquire()
-                    await place.acquire()
-                bodies = [parts("slack", server)[2] for _ in range(3)]
-                for task_id in [await gateways.answer(late, body) for body in bodies]:
-                    end(client, task_id, "done")
-                await eventually(lambda: late.held()["late steps"] == 3)
-                await eventually(lambda: sum(map(len, looks)) > 12)
-                assert late.held()["late steps"] <= 3
-                for _ in range(answers._SENDING):
-                    place.release()  # those of the other host stay taken
-                await eventually(lambda: gateways.count("answered") == 3)
-
-            assert len(server.taken) == 3
-
-    run(work())
+        assert len(server.taken) == 3
 
 
-def test_of_a_host_that_takes_nothing_few_are_held(client, redis_server, monkeypatch):
+async def test_of_a_host_that_takes_nothing_few_are_held(client, deployed, monkeypatch):
     monkeypatch.setattr(answers, "_HELD", 3)
 
-    async def work() -> None:
-        async with serving(SenderServer(slack)) as server:
-            gateways = Gateways(redis_server.url, parts("slack", server)[0])
-            async with gateways.process() as late:
-                place, looks, due = late._places[server.host], [], late._records.due
-                for _ in range(answers._SENDING):
-                    await place.acquire()
+    async with deployed("slack") as (server, gateways, _, _):
+        async with gateways.process() as late:
+            place, looks, due = late._places[server.host], [], late._records.due
+            for _ in range(answers._SENDING):
+                await place.acquire()
 
-                async def looked() -> Any:
-                    looks.append(await due())
-                    return looks[-1]
+            async def looked() -> Any:
+                looks.append(await due())
+                return looks[-1]
 
-                late._records.due = looked
-                bodies = [parts("slack", server)[2] for _ in range(9)]
-                for body in bodies:
-                    end(client, await gateways.answer(late, body), "done")
-                    await eventually(lambda: not late.held()["late steps"] > 3)
-                looks.clear()
-                await eventually(lambda: sum(map(len, looks)) > 30)
-                assert late.held()["late steps"] == 3
-                for _ in range(answers._SENDING):
-                    place.release()
-                await eventually(lambda: gateways.count("answered") == 9)
+            late._records.due = looked
+            bodies = [parts("slack", server)[2] for _ in range(9)]
+            for body in bodies:
+                end(client, await gateways.answer(late, body), "done")
+                await eventually(lambda: not late.held()["late steps"] > 3)
+            looks.clear()
+            await eventually(lambda: sum(map(len, looks)) > 30)
+            assert late.held()["late steps"] == 3
+            for _ in range(answers._SENDING):
+                place.release()
+            await eventually(lambda: gateways.count("answered") == 9)
 
-            assert len(server.taken) == 9
-
-    run(work())
+        assert len(server.taken) == 9
 
 
 @pytest.mark.parametrize("kind", SENDERS)

@@ -13,9 +13,10 @@ import redis
 
 from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
 from gateway.late.record import LEASE
-from tests.integration.deliveries import URLS, Servers, port, run
+from tests.integration.deliveries import URLS, Servers, port
 from tests.integration.late_senders import SenderServer, discord, serving, slack, wechat
 from tests.integration.senders import SECRET, proof, times
+from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import Server
@@ -23,59 +24,40 @@ from tests.support.waiting import eventually
 
 KILLS = int(os.environ.get("KILLS", "1"))
 
-WECHAT = """
-journal = 100
-[sources.main]
-scheme = "wechat"
-secrets = "{secret}"
-app_id = "wx1"
-app_secret = "app secret"
 
-[[routes]]
-path = "/wechat"
-source = "main"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = {deadline}
-retry_after = {pause}
+def of_wechat(host: str, **times: float) -> str:
+    """A configuration with a route of WeChat's, whose results are sent late to `host`."""
+    url = f"http://{host}/cgi-bin/"
+    body = {"grant_type": "client_credential", "appid": "{app_id}", "secret": "{app_secret}"}
+    token = {"url": f"{url}stable_token", "body": body}
+    late = {
+        "like": "wechat",
+        "hosts": [host],
+        "url": f"{url}message/custom/send?access_token={{token}}",
+        "fetch": {**token, "token": "/access_token", "life": "/expires_in"},
+    }
+    app = {"app_id": "wx1", "app_secret": "app secret"}
+    return (
+        "journal = 100\n"
+        + source("main", "wechat", secrets=SECRET, **app)
+        + route("/wechat", source="main", answer="wait-then-accept", late=late, **times)
+    )
 
-[routes.late]
-like = "wechat"
-hosts = ["{host}"]
-url = "http://{host}/cgi-bin/message/custom/send?access_token={{token}}"
-[routes.late.fetch]
-url = "http://{host}/cgi-bin/stable_token"
-body = {{ grant_type = "client_credential", appid = "{{app_id}}", secret = "{{app_secret}}" }}
-token = "/access_token"
-life = "/expires_in"
-"""
 
-KEYED = f"""
-journal = 1000
-{URLS}
-"""
-KEYED += """
-[[routes]]
-path = "/slack"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-answer = "accept"
-fallback = "soon"
-late = {{ like = "slack", hosts = ["{slack}"] }}
-
-[[routes]]
-path = "/discord"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-answer = "wait-then-accept"
-deadline = 0.3
-fallback = '{{"type":5}}'
-content_type = "application/json"
-[routes.late]
-like = "discord"
-hosts = ["{discord}"]
-url = "http://{discord}/webhooks/{{json:/application_id}}/{{json:/token}}/messages/@original"
-"""
+def keyed(slack: str, discord: str) -> str:
+    """A configuration with routes whose deliveries have keys, and are answered late there."""
+    key = {"idempotency": "header:Idempotency-Key"}
+    url = f"http://{discord}/webhooks/{{json:/application_id}}/{{json:/token}}/messages/@original"
+    in_slack = {"answer": "accept", "fallback": "soon", "late": {"like": "slack", "hosts": [slack]}}
+    in_discord = {
+        "answer": "wait-then-accept",
+        "deadline": 0.3,
+        "fallback": '{"type":5}',
+        "content_type": "application/json",
+        "late": {"like": "discord", "hosts": [discord], "url": url},
+    }
+    routes = route("/slack", **key, **in_slack) + route("/discord", **key, **in_discord)
+    return f"journal = 1000\n{URLS}{routes}"
 
 
 def entry(servers: Servers, delivery_id: str) -> dict[str, str]:
@@ -84,43 +66,35 @@ def entry(servers: Servers, delivery_id: str) -> dict[str, str]:
         return client.hgetall(key)
 
 
-@pytest.fixture(scope="module")
-def servers(stack, rabbitmq, redis_server):
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=8)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 8}
 
 
 @pytest.mark.parametrize(("strategy", "pause", "task"), [("redis", 1, 4), ("pika", 5, 40)])
-def test_wechats_user_gets_the_answer_after_three_tries(servers, strategy, pause, task):
+async def test_wechats_user_gets_the_answer_after_three_tries(servers, strategy, pause, task):
     """Each try is held, the last one answered with success; at first in a fifth of the time."""
 
-    async def work() -> None:
-        async with serving(SenderServer(wechat)) as server:
-            times = {"deadline": pause - 0.5, "pause": pause}
-            config = WECHAT.format(secret=SECRET, host=server.host, **times)
-            gateway = await asyncio.to_thread(servers.gateway, strategy, config)
-            name, user = f"long-{uuid4()}", f"o{uuid4()}"
-            body = (
-                f"<xml><FromUserName>{user}</FromUserName><ToUserName>gh_1</ToUserName>"
-                f"<MsgType>text</MsgType><Content>{name}</Content><MsgId>1</MsgId></xml>"
-            )
+    async with serving(SenderServer(wechat)) as server:
+        config = of_wechat(server.host, deadline=pause - 0.5, retry_after=pause)
+        gateway = await asyncio.to_thread(servers.gateway, strategy, config)
+        name, user = f"long-{uuid4()}", f"o{uuid4()}"
+        body = (
+            f"<xml><FromUserName>{user}</FromUserName><ToUserName>gh_1</ToUserName>"
+            f"<MsgType>text</MsgType><Content>{name}</Content><MsgId>1</MsgId></xml>"
+        )
 
-            answers = [await attempt(gateway, body, name, pause, task) for _ in range(3)]
-            assert not server.seen
-            await eventually(lambda: server.taken)
+        answers = [await attempt(gateway, body, name, pause, task) for _ in range(3)]
+        assert not server.seen
+        await eventually(lambda: server.taken)
 
-            assert answers[:2] == [None, None]
-            assert (answers[2].status, answers[2].body) == (200, b"success")
-            sent = {"msgtype": "text", "text": {"content": body}, "touser": user}
-            assert server.taken == [sent]
-            delivery_id = answers[2].headers["x-delivery-id"]
-            await eventually(lambda: entry(servers, delivery_id)["state"] == "answered-late")
-            count = {"http_route": "/wechat", "result": "answered"}
-            assert metric(gateway, "gateway_late_answers_total", **count) == 1
-            await asyncio.to_thread(gateway.stop)
-
-    run(work())
+        assert answers[:2] == [None, None]
+        assert (answers[2].status, answers[2].body) == (200, b"success")
+        sent = {"msgtype": "text", "text": {"content": body}, "touser": user}
+        assert server.taken == [sent]
+        delivery_id = answers[2].headers["x-delivery-id"]
+        await eventually(lambda: entry(servers, delivery_id)["state"] == "answered-late")
+        count = {"http_route": "/wechat", "result": "answered"}
+        assert metric(gateway, "gateway_late_answers_total", **count) == 1
+        await asyncio.to_thread(gateway.stop)
 
 
 async def attempt(
@@ -140,17 +114,9 @@ async def attempt(
 
 
 @pytest.mark.parametrize("path", ["/slack", "/discord"])
-def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_uncertain(
+async def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_uncertain(
     servers, tmp_path, path
 ):
-    async def work() -> None:
-        kinds = {"/slack": slack, "/discord": discord}
-        async with serving(SenderServer(kinds[path])) as server:
-            config = KEYED.format(slack=server.host, discord=server.host)
-            other = await asyncio.to_thread(servers.gateway, "redis", config)
-            await asyncio.gather(*(at(step, server, config) for step in LATE))
-            await asyncio.to_thread(other.stop)
-
     async def at(step: str, server: SenderServer, config: str) -> None:
         armed = tmp_path / step
         failpoint = {"GATEWAY_FAILPOINT": f"{step}:{armed}"}
@@ -191,4 +157,9 @@ def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_uncertai
     def requests_to(server: SenderServer, name: str) -> int:
         return sum(name in seen.target for seen in server.seen)
 
-    run(work())
+    kinds = {"/slack": slack, "/discord": discord}
+    async with serving(SenderServer(kinds[path])) as server:
+        config = keyed(server.host, server.host)
+        other = await asyncio.to_thread(servers.gateway, "redis", config)
+        await asyncio.gather(*(at(step, server, config) for step in LATE))
+        await asyncio.to_thread(other.stop)

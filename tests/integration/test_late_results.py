@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -24,13 +25,6 @@ from tests.support.waiting import eventually
 
 OFTEN = 0.3  # a third of it, in seconds, is the shortest pause between queries
 BODY = b"digest"
-
-
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-        yield client
 
 
 class Process:
@@ -80,17 +74,9 @@ def read(outcome: Outcome) -> tuple[Answer, bool]:
 
 
 @pytest.fixture
-def process(redis_server: Server, client: redis.Redis) -> Callable[..., None]:
-    """Run something with a process of a gateway, on an empty Redis."""
-
-    def run(work: Callable[[Process], Awaitable[None]], **settings: Any) -> None:
-        async def with_process() -> None:
-            async with Process(redis_server.url, **settings) as one:
-                await work(one)
-
-        asyncio.run(asyncio.wait_for(with_process(), 60))
-
-    return run
+def process(redis_server: Server, client: redis.Redis) -> Callable[..., Process]:
+    """A process of a gateway, on an empty Redis."""
+    return partial(Process, redis_server.url)
 
 
 def key(claim: Claim) -> str:
@@ -105,8 +91,8 @@ def heard(client: redis.Redis) -> set[str]:
     return {name.decode() for name in client.pubsub_channels("celery-task-meta-*")}
 
 
-def test_a_result_that_is_published_becomes_the_next_trys_answer(process, client):
-    async def work(one: Process) -> None:
+async def test_a_result_that_is_published_becomes_the_next_trys_answer(process, client):
+    async with process() as one:
         claim = await one.listened_for("x")
         await eventually(lambda: key(claim) in heard(client))
 
@@ -118,21 +104,17 @@ def test_a_result_that_is_published_becomes_the_next_trys_answer(process, client
         await eventually(lambda: not heard(client))
         assert (await one.answer("x")).body == b"late"
 
-    process(work)
 
-
-def test_a_result_that_nobody_has_heard_is_found_later(process, client):
-    async def work(one: Process) -> None:
+async def test_a_result_that_nobody_has_heard_is_found_later(process, client):
+    async with process(result_expires=OFTEN) as one:
         claim = await one.listened_for("x")
         await eventually(lambda: key(claim) in heard(client))
         client.set(key(claim), result("late"))
         assert (await one.until_answered("x")).body == b"late"
 
-    process(work, result_expires=OFTEN)
 
-
-def test_a_query_that_fails_is_soon_made_again(process, client):
-    async def work(one: Process) -> None:
+async def test_a_query_that_fails_is_soon_made_again(process, client):
+    async with process(result_expires=3600) as one:
         stored, failures = one.results.stored, [Unanswered("lost")] * 2
 
         async def failing(task_ids: list[str]) -> AsyncIterator[tuple[str, bytes]]:
@@ -147,11 +129,9 @@ def test_a_query_that_fails_is_soon_made_again(process, client):
         one.late.listen(claim, read)
         assert (await one.until_answered("x")).body == b"late"
 
-    process(work, result_expires=3600)
 
-
-def test_results_which_may_be_large_are_read_a_few_at_once(process, client):
-    async def work(one: Process) -> None:
+async def test_results_which_may_be_large_are_read_a_few_at_once(process, client):
+    async with process() as one:
         # Given results of 3 MB, one that is too large to be read, and a key with no result,
         missing, ids = [f"missing-{n}" for n in range(1_000)], [f"large-{n}" for n in range(9)]
         for task_id in ids:
@@ -167,22 +147,18 @@ def test_results_which_may_be_large_are_read_a_few_at_once(process, client):
         assert sum(calls.get(f"cmdstat_{n}", {}).get("calls", 0) for n in ("eval", "evalsha")) == 7
         assert [each async for each in one.results.stored([])] == []
 
-    process(work)
 
-
-def test_a_result_is_found_when_the_connection_is_back(process, client):
-    async def work(one: Process) -> None:
+async def test_a_result_is_found_when_the_connection_is_back(process, client):
+    async with process() as one:
         claim = await one.listened_for("x")
         await eventually(lambda: key(claim) in heard(client))
         client.set(key(claim), result("late"))
         client.client_kill_filter(_type="pubsub")
         assert (await one.until_answered("x")).body == b"late"
 
-    process(work)
 
-
-def test_a_store_that_refuses_is_asked_again(process, client, caplog):
-    async def work(one: Process) -> None:
+async def test_a_store_that_refuses_is_asked_again(process, client, caplog):
+    async with process(result_expires=OFTEN) as one:
         client.execute_command("ACL SETUSER", "default", "-strlen")
         try:
             claim = await one.listened_for("x")
@@ -193,11 +169,9 @@ def test_a_store_that_refuses_is_asked_again(process, client, caplog):
             client.execute_command("ACL SETUSER", "default", "+strlen")
         assert (await one.until_answered("x")).body == b"late"
 
-    process(work, result_expires=OFTEN)
 
-
-def test_when_there_are_too_many_the_oldest_is_dropped(process, client):
-    async def work(one: Process) -> None:
+async def test_when_there_are_too_many_the_oldest_is_dropped(process, client):
+    async with process(max_in_flight=2) as one:
         claims = [await one.listened_for(name) for name in ("a", "b", "c")]
         await eventually(lambda: heard(client) == {key(claim) for claim in claims[1:]})
         for claim in claims:
@@ -206,11 +180,9 @@ def test_when_there_are_too_many_the_oldest_is_dropped(process, client):
             assert (await one.until_answered(name)).body == b"late"
         assert await one.answer("a") is None
 
-    process(work, max_in_flight=2)
 
-
-def test_nobody_listens_beyond_the_claims_window(process, client):
-    async def work(one: Process) -> None:
+async def test_nobody_listens_beyond_the_claims_window(process, client):
+    async with process(result_expires=OFTEN, idempotency_window=3_600) as one:
         claim = await one.publish("x")
         claim.age = 3_600 - 0.5  # of the window of one hour
         one.late.listen(claim, read)
@@ -218,11 +190,9 @@ def test_nobody_listens_beyond_the_claims_window(process, client):
         await eventually(lambda: key(claim) in heard(client))
         await eventually(lambda: not heard(client))
 
-    process(work, result_expires=OFTEN, idempotency_window=3_600)
 
-
-def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redis_server):
-    async def work(one: Process) -> None:
+async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redis_server):
+    async with process() as one:
         claim = await one.publish("x")
         before = asyncio.all_tasks()
         redis_server.freeze()
@@ -233,14 +203,12 @@ def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redi
             redis_server.thaw()
         assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
 
-    process(work)
 
-
-def test_a_claim_lasts_while_its_task_runs_and_is_listened_for(process, client):
+async def test_a_claim_lasts_while_its_task_runs_and_is_listened_for(process, client):
     async def until(one: Process, name: str) -> float:
         return (await one.claims.take(name, BODY, str(uuid4()), rerun=False)).lease
 
-    async def work(one: Process) -> None:
+    async with process(result_expires=OFTEN, routes=[{"path": "/", "deadline": 0.2}]) as one:
         # Given a task that takes longer than its result would be kept,
         await one.listened_for("x")
         await one.publish("nobody")
@@ -250,5 +218,3 @@ def test_a_claim_lasts_while_its_task_runs_and_is_listened_for(process, client):
         # the next try does not run it again, unless nobody listens for its result.
         assert (await one.claims.take("x", BODY, str(uuid4()))).state == CONFIRMED
         assert (await one.claims.take("nobody", BODY, str(uuid4()))).state == LAPSED
-
-    process(work, result_expires=OFTEN, routes=[{"path": "/", "deadline": 0.2}])

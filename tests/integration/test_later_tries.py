@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -25,36 +23,22 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import eventually
 
-ANSWER = """
-[[routes]]
-path = "/answer"
-task = "retries.answer"
-idempotency = "header:Idempotency-Key"
-"""
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    # As many processes as there are tasks at once: none waits for another one.
-    servers = Servers(
-        stack, rabbitmq, redis_server, concurrency=8, app="tests.integration.retry_tasks"
-    )
-    yield servers
-    servers.stop()
+ANSWER = route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
+# As many processes as there are tasks at once: none waits for another one.
+WORKER = {"concurrency": 8, "app": "tests.integration.retry_tasks"}
 
 
 @pytest.fixture(scope="module")
 def hasty(servers: Servers) -> dict[str, Server]:
     """A gateway for each strategy, whose requests wait for a second."""
     config = "timeout = 1\nresult_expires = 1\n" + KEYED + ANSWER
-    with ThreadPoolExecutor(3) as threads:
-        started = threads.map(lambda strategy: servers.gateway(strategy, config), STRATEGIES)
-        return dict(zip(STRATEGIES, started, strict=True))
+    return servers.each({name: (name, config) for name in STRATEGIES})
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +51,13 @@ def forgetful(servers: Servers) -> Server:
 @pytest.fixture(scope="module")
 def other(servers: Servers) -> Server:
     """A gateway with a last try that is held, and with another task on the usual path."""
-    config = """
-[[routes]]
-path = "/message"
-task = "faults.run"
-answer = "wait-then-accept"
-idempotency = "header:Idempotency-Key"
-deadline = 8
-fallback = "success"
-"""
+    config = route(
+        "/message",
+        answer="wait-then-accept",
+        idempotency="header:Idempotency-Key",
+        deadline=8,
+        fallback="success",
+    )
     keyed = KEYED.replace("/keyed", "/waits") + KEYED.replace("faults.run", "retries.answer")
     return servers.gateway("pika", config + keyed)
 
@@ -91,22 +73,21 @@ async def ask(gateway: Server, key: str, statuses: str, *headers: str) -> tuple[
     return answer.status, answer.body
 
 
-def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(servers, other):
-    async def cut() -> list:
-        keys = ["held", "waits"]
-        paths = ["/message?until=cut", "/waits?until=cut"]
-        waiting = [
-            asyncio.create_task(send(other, path, key, f"Idempotency-Key: {key}"))
-            for path, key in zip(paths, keys, strict=True)
-        ]
-        await eventually(lambda: all(state_of(servers.results, key) == "confirmed" for key in keys))
-        connected = metric(other, "gateway_broker_connections_total")
-        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        await eventually(lambda: metric(other, "gateway_broker_connections_total") > connected)
-        servers.release("cut")
-        return await asyncio.gather(*waiting)
-
-    answers = run(cut())
+async def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(
+    servers, other
+):
+    keys = ["held", "waits"]
+    paths = ["/message?until=cut", "/waits?until=cut"]
+    waiting = [
+        asyncio.create_task(send(other, path, key, f"Idempotency-Key: {key}"))
+        for path, key in zip(paths, keys, strict=True)
+    ]
+    await eventually(lambda: all(state_of(servers.results, key) == "confirmed" for key in keys))
+    connected = metric(other, "gateway_broker_connections_total")
+    await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+    await eventually(lambda: metric(other, "gateway_broker_connections_total") > connected)
+    servers.release("cut")
+    answers = await asyncio.gather(*waiting)
 
     assert [(a.status, a.body) for a in answers] == [(200, b"held"), (200, b"waits")]
 

@@ -16,53 +16,25 @@ import redis
 from gateway.cli import main
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.support.config import route
 from tests.support.requests import metric
 from tests.support.stack import Server, free_port
 
 DELIVERIES = [sys.executable, "-m", "gateway", "deliveries"]
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 state_prefix = "lifecycle"
 {URLS}
-
-[[routes]]
-path = "/accept"
-task = "faults.run"
-answer = "accept"
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-
-[[routes]]
-path = "/soon"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = 0.5
-
-[[routes]]
-path = "/patient"
-task = "faults.run"
-answer = "wait-then-accept"
-
-[[routes]]
-path = "/idle"
-task = "faults.run"
-queue = "lifecycle-idle"
-answer = "accept"
-expires = 1
-
-[[routes]]
-path = "/once"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/silent"
-task = "faults.run"
-answer = "accept"
-journal = false
 """
+    + route("/accept", answer="accept")
+    + route("/wait")
+    + route("/soon", answer="wait-then-accept", deadline=0.5)
+    + route("/patient", answer="wait-then-accept")
+    + route("/idle", queue="lifecycle-idle", answer="accept", expires=1)
+    + route("/once", idempotency="header:Idempotency-Key")
+    + route("/silent", answer="accept", journal=False)
+)
 
 
 @pytest.fixture
@@ -388,11 +360,11 @@ def test_pages_errors_and_texts_of_a_list(gateway, journal):
     assert states(journal, "--text", "ORDER") == {'{"Order": {"id": 7}}': "failed"}
     assert set(states(journal, "--text", '[{"seconds":"no"}')) == {"one", '{"Order": {"id": 7}}'}
     assert len(states(journal, "--text", "valueError")) == 2
-    for route, said in (
+    for wanted, said in (
         ("/wait/1", "a route is named as in the configuration: /accept"),
         ("/*", ""),
     ):
-        code, out, err = journal("list", "--route", route, "--text", "nowhere")
+        code, out, err = journal("list", "--route", wanted, "--text", "nowhere")
         assert (code, out) == (0, "") and err.startswith("gateway: no such deliveries")
         assert said in err and len(err.splitlines()) == 1
 

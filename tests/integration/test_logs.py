@@ -9,47 +9,29 @@ from typing import Any
 import pytest
 
 from tests.integration.deliveries import URLS, Servers, gather, port, run, send
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SECRET = "of-these-tests-only"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 max_body = 1000
 trusted_proxies = ["127.0.0.1"]
 {URLS}
-
-[[routes]]
-path = "/plain"
-task = "faults.run"
-
-[[routes]]
-path = "/pointer"
-task = "faults.run"
-args = ["json:/id"]
-
-[[routes]]
-path = "/forge"
-task = "faults.run"
-source = "forge"
-
-[[routes]]
-path = "/keyed"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-
+"""
+    + route("/plain")
+    + route("/pointer", args=["json:/id"])
+    + route("/forge", source="forge")
+    + route("/keyed", idempotency="header:Idempotency-Key")
+    + f"""\
 [sources.forge]
 scheme = "github"
 secrets = "{SECRET}"
 """
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server)
-    yield servers
-    servers.stop()
+)
 
 
 def lines(gateway: Server) -> list[dict[str, Any]]:

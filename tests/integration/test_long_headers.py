@@ -9,27 +9,21 @@ import pytest
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import ROOT, URLS, gather, port, run
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server, Stack
 
 FRAME = 8192  # bytes
-CONFIG = f"""{URLS}
+CONFIG = (
+    f"""\
+{URLS}
 max_header = 65536
-
-[[routes]]
-path = "/"
-task = "tests.seen"
-
-[[routes]]
-path = "/orders/{{shop}}"
-task = "tests.seen"
-
-[[routes]]
-path = "/accept"
-task = "tests.seen"
-answer = "accept"
 """
+    + route("/", "tests.seen")
+    + route("/orders/{shop}", "tests.seen")
+    + route("/accept", "tests.seen", answer="accept")
+)
 NEIGHBOURS = 20
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from threading import Thread
 
@@ -25,26 +24,10 @@ from gateway.stores import pipeline, result_store
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.subscription import Subscription
 from gateway.strategies.pika_strategy import CONSUMER, PikaRPC
-from tests.support.in_memory import LOOPS
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("patient")
-
-TIMEOUT = 60  # seconds
-
-
-@pytest.fixture(params=list(LOOPS))
-def run(request) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    def run(work: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(TIMEOUT):
-                await work()
-
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(limited())
-
-    return run
+pytestmark = pytest.mark.usefixtures("each_loop", "patient")
 
 
 class Losing:
@@ -71,28 +54,27 @@ def losing(monkeypatch) -> Losing:
     return Losing(monkeypatch)
 
 
-def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(run, metrics, monkeypatch):
+async def test_a_broker_that_resets_connections_at_once_leaves_nothing_behind(metrics, monkeypatch):
     # Given a broker that resets whatever it accepts, and connectors that have little time,
     monkeypatch.setattr(broker, "CONNECT_TIMEOUT", 0.2)
     errors: list[dict] = []
-
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: errors.append(context))
-        url = f"amqp://127.0.0.1:{resetting.getsockname()[1]}//"
-
-        # when one connection after the other is tried,
-        for _ in range(100):
-            with pytest.raises(broker.ERRORS):
-                await broker.open_connection(url, TLS(), lambda *_: None, ReadThrottling(metrics))
-        await asyncio.sleep(2 * broker.CONNECT_TIMEOUT)  # until every connector's time is up
 
     with socket.create_server(("127.0.0.1", 0)) as resetting:
         thread = Thread(target=reset_all, args=[resetting])
         thread.start()
         before = sockets()
         try:
-            run(work)
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: errors.append(context))
+            url = f"amqp://127.0.0.1:{resetting.getsockname()[1]}//"
+
+            # when one connection after the other is tried,
+            for _ in range(100):
+                with pytest.raises(broker.ERRORS):
+                    await broker.open_connection(
+                        url, TLS(), lambda *_: None, ReadThrottling(metrics)
+                    )
+            await asyncio.sleep(2 * broker.CONNECT_TIMEOUT)  # until every connector's time is up
             after = sockets()
         finally:
             resetting.shutdown(socket.SHUT_RDWR)
@@ -120,180 +102,150 @@ def reset_all(listening: socket.socket) -> None:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_commands_fail_with_their_connection_and_the_next_do_not(run, losing, redis_server):
+async def test_commands_fail_with_their_connection_and_the_next_do_not(losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
-    async def work() -> None:
-        some = Pipeline(lambda: result_store.connect(config), "test")
-        await some.start()
-        losing.more = 1
-        with pytest.raises(Unanswered):
-            await some.run("PING")
-        assert await some.run("PING") == b"PONG"
-        assert losing.lost == 1
-        await some.stop()
-
-    run(work)
+    some = Pipeline(lambda: result_store.connect(config), "test")
+    await some.start()
+    losing.more = 1
+    with pytest.raises(Unanswered):
+        await some.run("PING")
+    assert await some.run("PING") == b"PONG"
+    assert losing.lost == 1
+    await some.stop()
 
 
-def test_what_is_no_text_ends_nobody_elses_command(run, redis_server):
+async def test_what_is_no_text_ends_nobody_elses_command(redis_server):
     config = Config(result_backend=redis_server.url)
 
-    async def work() -> None:
-        some = Pipeline(lambda: result_store.connect(config), "test")
-        await some.start()
-        replies = [some.run("SET", "half\ud800", "\udfff"), some.run("GET", "half?")]
-        assert await asyncio.gather(*replies) == [b"OK", b"?"]
-        await some.stop()
-
-    run(work)
+    some = Pipeline(lambda: result_store.connect(config), "test")
+    await some.start()
+    replies = [some.run("SET", "half\ud800", "\udfff"), some.run("GET", "half?")]
+    assert await asyncio.gather(*replies) == [b"OK", b"?"]
+    await some.stop()
 
 
-def test_a_store_is_missed_and_found_again(run, losing, redis_server, metrics, monkeypatch):
+async def test_a_store_is_missed_and_found_again(losing, redis_server, metrics, monkeypatch):
     monkeypatch.setattr(pipeline, "PING", 0.01)
     config = Config(result_backend=redis_server.url)
 
-    async def work() -> None:
-        store = results_of(config, metrics)
-        found = asyncio.Event()
-        store.on_connected.append(found.set)
-        losing.more = 2
-        await store.start()
-        await found.wait()
-        assert losing.lost == 2 and not store.error
-        assert await store.run("MGET", "a", "b") == [None, None]
-        await store.stop()
-
-    run(work)
+    store = results_of(config, metrics)
+    found = asyncio.Event()
+    store.on_connected.append(found.set)
+    losing.more = 2
+    await store.start()
+    await found.wait()
+    assert losing.lost == 2 and not store.error
+    assert await store.run("MGET", "a", "b") == [None, None]
+    await store.stop()
 
 
-def test_an_end_of_tls_without_an_answer_ends_nothing_else(run, redis_server, monkeypatch):
+async def test_an_end_of_tls_without_an_answer_ends_nothing_else(redis_server, monkeypatch):
     config = Config(result_backend=redis_server.url)
 
     async def close(client: redis.asyncio.Redis, *_: object) -> None:
         raise redis.exceptions.TimeoutError("Timed out closing connection after 1")
 
-    async def work() -> None:
-        some = Pipeline(lambda: result_store.connect(config), "test")
-        await some.start()
-        me = await some.run("CLIENT", "ID")
-        monkeypatch.setattr(redis.asyncio.Redis, "aclose", close)
-        ended = some.run("CLIENT", "KILL", "ID", me, "SKIPME", "no")
-        with pytest.raises(Unanswered):
-            await some.run("PING")
-        assert await ended == 1
-        assert await some.run("PING") == b"PONG"
-        await some.stop()
-
-    run(work)
+    some = Pipeline(lambda: result_store.connect(config), "test")
+    await some.start()
+    me = await some.run("CLIENT", "ID")
+    monkeypatch.setattr(redis.asyncio.Redis, "aclose", close)
+    ended = some.run("CLIENT", "KILL", "ID", me, "SKIPME", "no")
+    with pytest.raises(Unanswered):
+        await some.run("PING")
+    assert await ended == 1
+    assert await some.run("PING") == b"PONG"
+    await some.stop()
 
 
-def test_who_asks_once_is_told(run, losing, redis_server):
+async def test_who_asks_once_is_told(losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
-    async def work() -> None:
-        losing.more = 2
-        async with pipeline.asking(config) as ask:
-            with pytest.raises(GatewayError, match="start it, or correct result_backend"):
-                await ask("PING")
-
-    run(work)
+    losing.more = 2
+    async with pipeline.asking(config) as ask:
+        with pytest.raises(GatewayError, match="start it, or correct result_backend"):
+            await ask("PING")
 
 
-def test_a_subscription_is_lost_and_opened_again(run, losing, redis_server):
+async def test_a_subscription_is_lost_and_opened_again(losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
-    async def work() -> None:
-        losing.more = 2
-        subscription = Subscription(lambda: result_store.connect(config), "test")
-        await subscription.start()
-        await eventually(lambda: losing.lost == 2 and not subscription.error)
-        await subscription.stop()
-
-    run(work)
+    losing.more = 2
+    subscription = Subscription(lambda: result_store.connect(config), "test")
+    await subscription.start()
+    await eventually(lambda: losing.lost == 2 and not subscription.error)
+    await subscription.stop()
 
 
-def test_a_reply_queue_that_comes_too_late_is_not_consumed(run, rabbitmq: RabbitMQ, metrics):
-    async def work() -> None:
-        # Given a connection that is closed, as it took too long, while it declares its reply queue,
-        loop, errors = asyncio.get_running_loop(), []
-        loop.set_exception_handler(lambda _, context: errors.append(context))
-        closed = loop.create_future()
-        connection = await broker.open_connection(
-            rabbitmq.url, TLS(), lambda *_: closed.set_result(None), ReadThrottling(metrics)
-        )
-        channel = await broker.open_channel(connection)
-        scanner = connection.scan(channel.channel_number, lambda *_: None)
-        strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
-        strategy._consume(channel, scanner, lambda: None)
-        connection.close()
+async def test_a_reply_queue_that_comes_too_late_is_not_consumed(rabbitmq: RabbitMQ, metrics):
+    # Given a connection that is closed, as it took too long, while it declares its reply queue,
+    loop, errors = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    closed = loop.create_future()
+    connection = await broker.open_connection(
+        rabbitmq.url, TLS(), lambda *_: closed.set_result(None), ReadThrottling(metrics)
+    )
+    channel = await broker.open_channel(connection)
+    scanner = connection.scan(channel.channel_number, lambda *_: None)
+    strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
+    strategy._consume(channel, scanner, lambda: None)
+    connection.close()
 
-        # when the queue is there before the end of the connection,
-        await closed
+    # when the queue is there before the end of the connection,
+    await closed
 
-        # then nothing has failed.
-        assert errors == []
-
-    run(work)
+    # then nothing has failed.
+    assert errors == []
 
 
-def test_a_reply_queue_that_goes_while_its_connection_closes(run, rabbitmq: RabbitMQ, metrics):
-    async def work() -> None:
-        strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
-        await strategy.start()
-        await eventually(lambda: not strategy.checks()["broker"])
-        connection = strategy.publisher.connection
-        number = strategy.publisher._channel._channel.channel_number
-        gone = pika.frame.Method(number, pika.spec.Basic.Cancel(CONSUMER, True)).marshal()
-        # The broker's last words come after the beginning of the end.
-        connection.close()
-        connection._on_data_available(gone)
-        publisher = strategy.publisher
-        await eventually(lambda: not publisher.error and publisher.connection is not connection)
-        assert connection.is_closed
-        await strategy.stop()
-
-    run(work)
+async def test_a_reply_queue_that_goes_while_its_connection_closes(rabbitmq: RabbitMQ, metrics):
+    strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
+    await strategy.start()
+    await eventually(lambda: not strategy.checks()["broker"])
+    connection = strategy.publisher.connection
+    number = strategy.publisher._channel._channel.channel_number
+    gone = pika.frame.Method(number, pika.spec.Basic.Cancel(CONSUMER, True)).marshal()
+    # The broker's last words come after the beginning of the end.
+    connection.close()
+    connection._on_data_available(gone)
+    publisher = strategy.publisher
+    await eventually(lambda: not publisher.error and publisher.connection is not connection)
+    assert connection.is_closed
+    await strategy.stop()
 
 
-def test_what_is_written_to_a_lost_broker_goes_nowhere(run, rabbitmq: RabbitMQ, metrics):
-    async def work() -> None:
-        publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
-        await publisher.start()
-        await eventually(lambda: not publisher.error)
-        connection = publisher._connection
-        with socket.socket(fileno=os.dup(fileno(connection._transport))) as same:
-            same.shutdown(socket.SHUT_RDWR)
-        while connection._transport is not None:
-            connection._send_frame(pika.frame.Heartbeat())
-            await asyncio.sleep(0)
-        connection.send(b"frames")
-        connection._flush()
-        connection.limit_writes(1)
-        await eventually(lambda: not publisher.error and publisher._connection is not connection)
-        await publisher.stop()
-
-    run(work)
+async def test_what_is_written_to_a_lost_broker_goes_nowhere(rabbitmq: RabbitMQ, metrics):
+    publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
+    await publisher.start()
+    await eventually(lambda: not publisher.error)
+    connection = publisher._connection
+    with socket.socket(fileno=os.dup(fileno(connection._transport))) as same:
+        same.shutdown(socket.SHUT_RDWR)
+    while connection._transport is not None:
+        connection._send_frame(pika.frame.Heartbeat())
+        await asyncio.sleep(0)
+    connection.send(b"frames")
+    connection._flush()
+    connection.limit_writes(1)
+    await eventually(lambda: not publisher.error and publisher._connection is not connection)
+    await publisher.stop()
 
 
-def test_a_refused_client_that_resets_leaves_nothing_behind(run):
-    async def work() -> None:
-        gone = asyncio.Event()
-        stream = Stream(60, 60, Limits(Config()), lambda _stream: gone.set())
-        ours, theirs = tcp_pair()
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
-        # Given a client that resets its connection, which the loop has not seen yet,
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        theirs.close()
-        # when its request is refused, then it is closed, and can be written to and closed again.
-        stream._refused = True
-        stream.close()
-        await gone.wait()
-        stream.send(b"late")
-        stream.close()
-        stream.abort()
-
-    run(work)
+async def test_a_refused_client_that_resets_leaves_nothing_behind():
+    gone = asyncio.Event()
+    stream = Stream(60, 60, Limits(Config()), lambda _stream: gone.set())
+    ours, theirs = tcp_pair()
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
+    # Given a client that resets its connection, which the loop has not seen yet,
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    # when its request is refused, then it is closed, and can be written to and closed again.
+    stream._refused = True
+    stream.close()
+    await gone.wait()
+    stream.send(b"late")
+    stream.close()
+    stream.abort()
 
 
 def fileno(transport: asyncio.Transport) -> int:

@@ -18,8 +18,9 @@ import yaml
 from gateway.config.settings import Config
 from gateway.http.server import OTHER_FILES
 from gateway.stack.server import poll
+from tests.support.config import route
 from tests.support.http_client import Connection, request
-from tests.support.requests import get, metric
+from tests.support.requests import fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -90,22 +91,11 @@ SLOW = [b"x" * 50_000] * 20
 FIELDS = [f"X{n}: {'y' * 50}" for n in range(240)]
 #: Parsed it takes 27 times its text, which is a thousandth when it is compressed.
 PARSED = b'{"id":1,"x":[' + b",".join([b'{"":0}'] * (MIB // 7 - 10)) + b"]}"
-ROUTES = """
-[[routes]]
-path = "/"
-queue = "memory"
-
-[[routes]]
-path = "/reads"
-queue = "memory"
-args = ["json:/id"]
-when = { "json:/id" = [1] }
-
-[[routes]]
-path = "/reads-no"
-queue = "memory"
-when = { "json:/id" = [2] }
-"""
+ROUTES = (
+    route("/", None, queue="memory")
+    + route("/reads", None, queue="memory", args=["json:/id"], when={"json:/id": [1]})
+    + route("/reads-no", None, queue="memory", when={"json:/id": [2]})
+)
 #: On how many connections is sent what, in pieces; and the statuses of those that are answered.
 ATTACKS = {
     "bodies to a path that does not exist": (300, [begun(MIB, "/no"), *SLOW], {404}),
@@ -154,7 +144,7 @@ def test_attacks_are_kept_within_the_documented_bound(gateway, rabbitmq):
         # On a slow machine some are refused, or told that they are too slow, who else are not.
         assert answered - {408, 503} == statuses - {503}, name
         assert peak(gateway) < documented(Config()), name
-        assert poll(lambda: get(f"{gateway.admin_url}/healthz").code == 200, 60)
+        assert poll(lambda: fetch(f"{gateway.admin_url}/healthz").status == 200, 60)
         assert poll(lambda: metric(gateway, "gateway_connections_open") == 0, 60)
         assert metric(gateway, "gateway_in_flight") == 0
     rabbitmq.freeze()

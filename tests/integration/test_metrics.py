@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import urllib.request
 from collections.abc import Callable
 
 import pytest
@@ -15,67 +14,28 @@ from gateway.journal.store import JournalStore
 from gateway.journal.writing import SizeWatch
 from gateway.metrics import Metrics
 from tests.integration.deliveries import URLS, Servers, gather, run, send
-from tests.support.requests import metric, total
+from tests.support.config import route, source
+from tests.support.requests import fetch, metric, scrape, total
 from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
 
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 state_prefix = "metrics"
 {URLS}
-
-[sources.signed]
-scheme = "hmac"
-signature = "header:X-Signature"
-secrets = ["a secret of these tests"]
-
-[[routes]]
-path = "/wait"
-task = "faults.run"
-deadline = 50
-
-[[routes]]
-path = "/fails"
-task = "appserver.tasks.fail"
-
-[[routes]]
-path = "/late"
-task = "faults.run"
-deadline = 0.3
-
-[[routes]]
-path = "/later"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = 0.3
-
-[[routes]]
-path = "/fallback"
-task = "faults.run"
-answer = "wait-then-accept"
-deadline = 0.3
-fallback = "success"
-
-[[routes]]
-path = "/accepted"
-task = "faults.run"
-answer = "accept"
-
-[[routes]]
-path = "/accepted-and-fails"
-task = "appserver.tasks.fail"
-answer = "accept"
-
-[[routes]]
-path = "/once"
-task = "faults.run"
-deadline = 50
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/signed"
-source = "signed"
 """
+    + source("signed", "hmac", signature="header:X-Signature", secrets=["a secret of these tests"])
+    + route("/wait", deadline=50)
+    + route("/fails", "appserver.tasks.fail")
+    + route("/late", deadline=0.3)
+    + route("/later", answer="wait-then-accept", deadline=0.3)
+    + route("/fallback", answer="wait-then-accept", deadline=0.3, fallback="success")
+    + route("/accepted", answer="accept")
+    + route("/accepted-and-fails", "appserver.tasks.fail", answer="accept")
+    + route("/once", deadline=50, idempotency="header:Idempotency-Key")
+    + route("/signed", None, source="signed")
+)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 WAITS = "gateway_result_wait_seconds"
 #: Gives how much a metric has grown since it was given.
@@ -89,12 +49,10 @@ def gateway(servers: Servers) -> Server:
 
 @pytest.fixture
 def grown(gateway: Server) -> Growth:
-    def page() -> str:
-        with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
-            return answer.read().decode()
-
-    before = page()
-    return lambda name, **labels: total(page(), name, **labels) - total(before, name, **labels)
+    before = scrape(gateway)
+    return lambda name, **labels: (
+        total(scrape(gateway), name, **labels) - total(before, name, **labels)
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,32 +78,26 @@ def test_each_wait_is_counted_with_its_outcome(gateway, grown, target, status, o
     assert errors == (status >= 500)
 
 
-def test_a_client_that_leaves_has_waited(servers, gateway, grown):
-    async def leave() -> None:
-        waiting = asyncio.create_task(send(gateway, "/wait?until=left", "leaves"))
-        await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
-        assert metric(gateway, "http_server_active_requests") == 1
-        await eventually(lambda: grown("messaging_client_operation_duration_seconds_count") == 1)
-        waiting.cancel()
-        await eventually(lambda: grown("gateway_clients_gone_total") == 1)
-
-    run(leave())
+async def test_a_client_that_leaves_has_waited(servers, gateway, grown):
+    waiting = asyncio.create_task(send(gateway, "/wait?until=left", "leaves"))
+    await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+    assert metric(gateway, "http_server_active_requests") == 1
+    await eventually(lambda: grown("messaging_client_operation_duration_seconds_count") == 1)
+    waiting.cancel()
+    await eventually(lambda: grown("gateway_clients_gone_total") == 1)
     servers.release("left")
 
     assert grown(f"{WAITS}_count", outcome="client-gone") == grown(f"{WAITS}_count") == 1
-    until(lambda: metric(gateway, "http_server_active_requests") == 0)
+    await eventually(lambda: metric(gateway, "http_server_active_requests") == 0)
 
 
-def test_a_later_try_is_counted_as_joined(servers, gateway, grown):
-    async def join() -> list[int]:
-        key = "Idempotency-Key: once"
-        tries = (send(gateway, "/once?until=joined", "once", key) for _ in range(3))
-        answers = asyncio.create_task(gather(*tries))
-        await eventually(lambda: grown("gateway_duplicates_joined_total") == 2)
-        servers.release("joined")
-        return [answer.status for answer in await answers]
-
-    assert run(join()) == [200] * 3
+async def test_a_later_try_is_counted_as_joined(servers, gateway, grown):
+    key = "Idempotency-Key: once"
+    tries = (send(gateway, "/once?until=joined", "once", key) for _ in range(3))
+    answers = asyncio.create_task(gather(*tries))
+    await eventually(lambda: grown("gateway_duplicates_joined_total") == 2)
+    servers.release("joined")
+    assert [answer.status for answer in await answers] == [200] * 3
 
     assert grown("gateway_duplicates_joined_total") == 2
     assert grown(f"{WAITS}_count", outcome="success") == 3
@@ -195,22 +147,19 @@ def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
         until(lambda: metric(gateway, "gateway_state_keys") > 0)
 
 
-def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
+async def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
     caplog.set_level(logging.DEBUG, "gateway.journal.writing")
     config = Config(result_backend=f"redis://127.0.0.1:{free_port()}/0")
     metrics = Metrics()
     metrics.set("gateway_journal_bytes", 7)
 
-    async def ask() -> None:
-        store = JournalStore(config)
-        watch = SizeWatch(config, store, metrics)
-        await store.start()
-        await watch.start()
-        await eventually(lambda: "the size of the journal" in caplog.text)
-        await watch.stop()
-        await store.stop()
-
-    run(ask())
+    store = JournalStore(config)
+    watch = SizeWatch(config, store, metrics)
+    await store.start()
+    await watch.start()
+    await eventually(lambda: "the size of the journal" in caplog.text)
+    await watch.stop()
+    await store.stop()
 
     assert metrics.get("gateway_journal_bytes") == 7
     metrics.close()
@@ -234,9 +183,8 @@ def test_a_scraper_of_openmetrics_gets_the_trace_of_a_recorded_request(gateway):
     assert run(send(gateway, "/wait", "traced", parent)).status == 200
 
     def page(accept: str) -> tuple[str, str]:
-        asked = urllib.request.Request(f"{gateway.admin_url}/metrics", headers={"Accept": accept})
-        with urllib.request.urlopen(asked) as answer:
-            return answer.headers["Content-Type"], answer.read().decode()
+        answer = fetch(f"{gateway.admin_url}/metrics", f"Accept: {accept}")
+        return answer.headers["content-type"], answer.body.decode()
 
     kind, text = page("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert kind.startswith("application/openmetrics-text; version=1.0.0")

@@ -16,7 +16,7 @@ from gateway.stack import free_port
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED, Servers, port_of, send
-from tests.support.requests import get
+from tests.support.requests import fetch
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
@@ -80,8 +80,8 @@ def keyed(gateway: Server, body: str) -> int:
 
 
 def readiness(gateway: Server) -> tuple[int, str]:
-    answer = get(f"{gateway.admin_url}/readyz?route=/keyed")
-    return answer.code, answer.body.decode()
+    answer = fetch(f"{gateway.admin_url}/readyz?route=/keyed")
+    return answer.status, answer.body.decode()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

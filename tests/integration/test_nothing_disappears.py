@@ -17,39 +17,22 @@ from gateway.stack.server import poll
 from tests.faults.combined.lane import DURABLE
 from tests.integration.deliveries import ROOT, URLS, run, send
 from tests.integration.lifecycle_tasks import RAN, RELEASED, REPAIRED
+from tests.support.config import route
 from tests.support.stack import RabbitMQ, Server, Stack
 
 #: How many deliveries; of a thousand, 50 fail and 5 hang, and 5 of all end their workers.
 NUMBER = int(os.environ.get("LIFECYCLE", "200"))
 FAILS, HANGS, KILLS = NUMBER // 20, max(NUMBER // 200, 1), min(5, NUMBER // 100)
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 100000
 {URLS}
-
-[[routes]]
-path = "/fails"
-task = "lifecycle.run"
-queue = "lifecycle-fails"
-answer = "accept"
-
-[[routes]]
-path = "/well"
-task = "lifecycle.run"
-queue = "lifecycle-well"
-answer = "accept"
-
-[[routes]]
-path = "/hangs"
-task = "lifecycle.run"
-queue = "lifecycle-hangs"
-answer = "accept"
-
-[[routes]]
-path = "/kills"
-task = "lifecycle.run"
-queue = "lifecycle-kills"
-answer = "accept"
 """
+    + route("/fails", "lifecycle.run", queue="lifecycle-fails", answer="accept")
+    + route("/well", "lifecycle.run", queue="lifecycle-well", answer="accept")
+    + route("/hangs", "lifecycle.run", queue="lifecycle-hangs", answer="accept")
+    + route("/kills", "lifecycle.run", queue="lifecycle-kills", answer="accept")
+)
 EXPECTED = {
     "well": "succeeded", "fails": "failed", "hangs": "running", "kills": "dead-lettered"
 }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -13,7 +12,6 @@ from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
     URLS,
-    Servers,
     channels,
     claim,
     cut_connections,
@@ -24,25 +22,14 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.config import route
 from tests.support.requests import PUBLISHED, confirmed, metric
-from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
-ODD = """
-[[routes]]
-path = "/odd"
-task = "retries.odd"
-idempotency = "header:Idempotency-Key"
-"""
+ODD = route("/odd", "retries.odd", idempotency="header:Idempotency-Key")
 BLOCKED = "broker-blocked"
 WATERMARK = "set_vm_memory_high_watermark"
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server, app="tests.integration.retry_tasks")
-    yield servers
-    servers.stop()
+WORKER = {"app": "tests.integration.retry_tasks"}
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
@@ -61,47 +48,39 @@ def test_a_header_that_is_longer_than_a_header_may_be_is_kept(servers, strategy)
     gateway.stop()
 
 
-def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
+async def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
     gateway = servers.gateway("redis", URLS + ODD + 'answer = "accept"\n')
 
-    async def tries() -> list[int]:
-        first = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
-        with redis.Redis.from_url(servers.results.url) as client:
-            task_id = claim(servers.results, "x").task_id
-            await eventually(lambda: client.exists(f"celery-task-meta-{task_id}"))
-        later = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
-        return [first.status, later.status]
-
-    assert run(tries()) == [202, 202]
+    first = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
+    with redis.Redis.from_url(servers.results.url) as client:
+        task_id = claim(servers.results, "x").task_id
+        await eventually(lambda: client.exists(f"celery-task-meta-{task_id}"))
+    later = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
+    assert [first.status, later.status] == [202, 202]
     gateway.stop()
 
 
-def test_a_result_that_has_expired_is_not_listened_for(servers):
+async def test_a_result_that_has_expired_is_not_listened_for(servers):
     config = URLS + "timeout = 3\nresult_expires = 1\n" + KEYED + "prefer = true\n"
     gateway = servers.gateway("redis", config)
     key = ("mixed", "Idempotency-Key: mixed")
 
-    async def tries() -> list[int]:
-        statuses = [(await send(gateway, "/keyed", *key, "Prefer: respond-async")).status]
-        await eventually(lambda: servers.executions("mixed"))
-        await eventually(lambda: expired(servers.results, "mixed"))
-        with redis.Redis.from_url(servers.results.url) as client:
-            client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
-        statuses.append((await send(gateway, "/keyed", *key, "Prefer: wait=1")).status)
-        # A listener would keep the claim from lapsing.
-        assert channels(servers.results) == []
-        statuses.append((await send(gateway, "/keyed", *key)).status)
-        return statuses
-
-    assert run(tries()) == [202, 202, 200]
+    statuses = [(await send(gateway, "/keyed", *key, "Prefer: respond-async")).status]
+    await eventually(lambda: servers.executions("mixed"))
+    await eventually(lambda: expired(servers.results, "mixed"))
+    with redis.Redis.from_url(servers.results.url) as client:
+        client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
+    statuses.append((await send(gateway, "/keyed", *key, "Prefer: wait=1")).status)
+    # A listener would keep the claim from lapsing.
+    assert channels(servers.results) == []
+    statuses.append((await send(gateway, "/keyed", *key)).status)
+    assert statuses == [202, 202, 200]
     assert len({one.task for one in servers.executions("mixed")}) == 1
     gateway.stop()
 
 
 def test_what_was_never_sent_is_not_listened_for(servers):
-    with ThreadPoolExecutor(len(STRATEGIES)) as threads:
-        started = threads.map(lambda s: servers.gateway(s, "timeout = 1\n" + KEYED), STRATEGIES)
-        gateways = dict(zip(STRATEGIES, started, strict=True))
+    gateways = servers.each({name: (name, "timeout = 1\n" + KEYED) for name in STRATEGIES})
 
     async def blocked(strategy: str) -> list:
         # The broker tells a connection that it is blocked when that next publishes.
@@ -131,26 +110,23 @@ def test_what_was_never_sent_is_not_listened_for(servers):
         gateway.stop()
 
 
-def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
+async def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
     gateway = servers.gateway("redis", "timeout = 5\nresult_expires = 1\n" + KEYED)
 
-    async def tries() -> list:
-        first = asyncio.create_task(deliver(gateway, "patient", until="patient"))
-        await eventually(lambda: state_of(servers.results, "patient") == "confirmed")
-        await asyncio.sleep(1.5)
-        again = asyncio.create_task(deliver(gateway, "patient"))
-        await eventually(lambda: metric(gateway, "gateway_duplicates_joined_total") == 1)
-        servers.release("patient")
-        return [await again, await first]
-
-    answers = run(tries())
+    first = asyncio.create_task(deliver(gateway, "patient", until="patient"))
+    await eventually(lambda: state_of(servers.results, "patient") == "confirmed")
+    await asyncio.sleep(1.5)
+    again = asyncio.create_task(deliver(gateway, "patient"))
+    await eventually(lambda: metric(gateway, "gateway_duplicates_joined_total") == 1)
+    servers.release("patient")
+    answers = [await again, await first]
 
     assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
     assert metric(gateway, PUBLISHED) == 1
     gateway.stop()
 
 
-def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_lost(
+async def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_lost(
     servers, start, stack
 ):
     state = start(stack.redis)
@@ -159,16 +135,13 @@ def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_los
     )
     state.kill()
 
-    async def cut() -> list:
+    servers.worker.freeze()
+    try:
         keys = [f"unclaimed-{n}" for n in range(3)]
         waiting = [asyncio.create_task(deliver(gateway, key)) for key in keys]
         await eventually(lambda: confirmed(gateway) == len(keys))
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        return await asyncio.gather(*waiting)
-
-    servers.worker.freeze()
-    try:
-        answers = run(cut())
+        answers = await asyncio.gather(*waiting)
     finally:
         servers.worker.thaw()
 

@@ -6,31 +6,22 @@ import asyncio
 import json
 
 import kombu
-import pytest
 
-from tests.integration.deliveries import URLS, Servers, run, send
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.integration.deliveries import URLS, run, send
+from tests.support.config import route
+from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
 QUEUES = ["order-0", "order-1", "order-2"]
 KEYS = [f"account-{n}" for n in range(24)]
 EACH = 10
 
-ROUTE = """
-[[routes]]
-path = "/ordered"
-answer = "accept"
-task = "faults.run"
-queues = {queues}
-ordering_key = "json:/account"
-"""
+
+def ordered(*queues: str) -> str:
+    return URLS + route("/ordered", answer="accept", queues=queues, ordering_key="json:/account")
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=1)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 1}
 
 
 def event(key: str, number: int) -> str:
@@ -48,17 +39,14 @@ def lying_in(broker: RabbitMQ, queue: str) -> list[str]:
     return bodies
 
 
-def test_one_key_one_queue_one_order(servers):
-    gateway = servers.gateway("redis", URLS + ROUTE.format(queues=QUEUES), "--processes", "2")
+async def test_one_key_one_queue_one_order(servers):
+    gateway = servers.gateway("redis", ordered(*QUEUES), "--processes", "2")
 
     async def deliver_in_order(key: str) -> None:
         for number in range(EACH):
             assert (await send(gateway, "/ordered", event(key, number))).status == 202
 
-    async def deliver_all() -> None:
-        await asyncio.gather(*(deliver_in_order(key) for key in KEYS))
-
-    run(deliver_all())
+    await asyncio.gather(*(deliver_in_order(key) for key in KEYS))
     queue_of = {}
     for queue in QUEUES:
         bodies = lying_in(servers.broker, queue)
@@ -72,7 +60,7 @@ def test_one_key_one_queue_one_order(servers):
     assert set(queue_of.values()) == set(QUEUES)
 
     workers = [servers.start_worker([queue], concurrency=1) for queue in QUEUES]
-    run(eventually(lambda: len(servers.executions("{")) == EACH * len(KEYS)))
+    await eventually(lambda: len(servers.executions("{")) == EACH * len(KEYS))
     done = [one.id for one in servers.executions("{")]
     for key in KEYS:
         expected = [event(key, number) for number in range(EACH)]
@@ -81,13 +69,13 @@ def test_one_key_one_queue_one_order(servers):
     # One queue more takes its share from all of them, and moves nothing else.
     for worker in workers:
         worker.stop()
-    more = servers.gateway("redis", URLS + ROUTE.format(queues=[*QUEUES, "order-3"]))
+    more = servers.gateway("redis", ordered(*QUEUES, "order-3"))
 
     async def deliver_once_more() -> None:
         answers = [await send(more, "/ordered", event(key, EACH)) for key in KEYS]
         assert {a.status for a in answers} == {202}
 
-    run(deliver_once_more())
+    await deliver_once_more()
     moved = {json.loads(body)["account"] for body in lying_in(servers.broker, "order-3")}
     assert 0 < len(moved) < len(KEYS) / 2
     for queue in QUEUES:
@@ -98,6 +86,6 @@ def test_one_key_one_queue_one_order(servers):
 
 
 def test_a_delivery_without_its_key_is_malformed(servers):
-    gateway = servers.gateway("redis", URLS + ROUTE.format(queues=QUEUES))
+    gateway = servers.gateway("redis", ordered(*QUEUES))
     assert run(send(gateway, "/ordered", "{}")).type == "bad-request"
     gateway.stop()

@@ -12,8 +12,6 @@ import http.client
 import json
 import re
 import socket
-import urllib.error
-import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,54 +21,30 @@ from gateway.admin.pages import view
 from gateway.config.redaction import HIDDEN
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, gather, run, send
-from tests.support.requests import post
+from tests.support.config import route, source
+from tests.support.requests import fetch, post
 from tests.support.stack import Server, Stack
 
 TOKEN = "of-these-tests-only"
 SECRET = "never-to-be-shown"
+OWN = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
 MARKUP = "<script>alert(1)</script>"
-CONFIG = f"""
+CONFIG = (
+    f"""\
 journal = 1000
 journal_refused = true
 state_prefix = "pages"
 notify = {{ kind = "slack", url = "http://127.0.0.1:1/" }}
 {URLS}
-
-[sources.forge]
-scheme = "github"
-secrets = ["{SECRET}"]
-
-[sources.strange]
-scheme = "github"
-secrets = ["{SECRET}"]
-
-[[routes]]
-path = "/strange"
-source = "strange"
-task = "faults.run"
-args = ["json:/order"]
-
-[[routes]]
-path = "/wait/{{shop}}"
-task = "faults.run"
-
-[[routes]]
-path = "/forge"
-source = "forge"
-events = ["push"]
-task = "faults.run"
-
-[[routes]]
-path = "/hidden"
-task = "faults.run"
-redact = ["json:/card"]
-
-[[routes]]
-path = "/nobody"
-task = "faults.run"
-queue = "nobodys"
-answer = "accept"
 """
+    + source("strange", "github", secrets=[SECRET])
+    + source("forge", "github", secrets=[SECRET])
+    + route("/strange", source="strange", args=["json:/order"])
+    + route("/wait/{shop}")
+    + route("/forge", source="forge", events=["push"])
+    + route("/hidden", redact=["json:/card"])
+    + route("/nobody", queue="nobodys", answer="accept")
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,21 +77,9 @@ def ask(
     server: Server, path: str, *headers: str, method: str = "GET", body: bytes | None = None
 ) -> Found:
     """Return status, headers and text of a page, without following where it leads."""
-
-    class Stay(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
-    asked = urllib.request.Request(f"{server.admin_url}{path}", body, method=method)
-    for header in headers or (f"Authorization: Bearer {TOKEN}",):
-        if header:
-            asked.add_header(*header.split(": ", 1))
-    try:
-        with urllib.request.build_opener(Stay).open(asked) as answer:
-            return answer.status, _lower(answer.headers), answer.read().decode()
-    except urllib.error.HTTPError as other:
-        with other:
-            return other.code, _lower(other.headers), other.read().decode()
+    lines = filter(None, headers or OWN[:1])
+    answer = fetch(f"{server.admin_url}{path}", *lines, method=method, body=body)
+    return answer.status, answer.headers, answer.body.decode()
 
 
 def address(server: Server) -> tuple[str, int]:
@@ -131,10 +93,6 @@ def head(server: Server, path: str, *headers: str) -> bytes:
         lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", "")
         client.sendall("\r\n".join(lines).encode())
         return client.recv(64)
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
 
 
 def text(found: Found) -> str:
@@ -165,9 +123,8 @@ def test_a_browser_unlocks_the_pages_once(gateway):
         assert (status, headers["cache-control"]) == (401, "no-store")
         assert "admin_token" in page and "data-row" not in page
     assert ask(gateway, "/page/style.css", "")[0] == 200
-    own = f"{view._OWN}: 1"
+    token, own = OWN
     assert ask(gateway, "/session", own, "Authorization: Bearer wrong", method="POST")[0] == 401
-    token = f"Authorization: Bearer {TOKEN}"
     status, headers, _ = ask(gateway, "/session", own, token, method="POST")
     cookie = headers["set-cookie"]
     assert status == 204 and "HttpOnly" in cookie and "SameSite=Lax" in cookie
@@ -181,7 +138,7 @@ def test_a_browser_unlocks_the_pages_once(gateway):
 
 
 def test_another_web_page_reads_and_changes_nothing(gateway):
-    token, own = f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1"
+    token, own = OWN
     replay = f"/deliveries/{one(gateway, state='failed')}/replay"
     for headers in (
         [token],
@@ -260,21 +217,19 @@ def test_what_was_redacted_is_not_shown_and_not_sent_again(gateway):
     found = ask(gateway, f"/deliveries/{one_id}")
     assert "4111" not in found[2] and HIDDEN not in found[2]
     assert "It cannot be sent again as it was: json:/card was redacted" in text(found)
-    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
-    status, _, problem = ask(gateway, f"/deliveries/{one_id}/replay", *own, method="POST")
+    status, _, problem = ask(gateway, f"/deliveries/{one_id}/replay", *OWN, method="POST")
     assert status == 409 and "redacted" in json.loads(problem)["detail"]
 
 
 def test_looks_and_replays_are_noted_but_not_those_of_an_open_page(gateway):
-    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
     one_id = one(gateway, source="forge", state="succeeded")
     looks = f"look by 127.0.0.1 (token) id='{one_id}'"
     before = gateway.output().count(looks)
-    live = ask(gateway, f"/deliveries/{one_id}", own[0], f"{view._OWN}: live")
+    live = ask(gateway, f"/deliveries/{one_id}", OWN[0], f"{view._OWN}: live")
     assert live[0] == 200 and "What was sent" not in text(live)
     ask(gateway, f"/deliveries/{one_id}")
     assert poll(lambda: gateway.output().count(looks) == before + 1, 10)
-    status, _, done = ask(gateway, f"/deliveries/{one_id}/replay", *own, method="POST")
+    status, _, done = ask(gateway, f"/deliveries/{one_id}/replay", *OWN, method="POST")
     assert status == 200 and json.loads(done)["task_id"]
     assert poll(lambda: f"replay by 127.0.0.1 (token) id='{one_id}'" in gateway.output(), 10)
     assert poll(lambda: "It was sent again once" in text(ask(gateway, f"/deliveries/{one_id}")), 30)
@@ -294,7 +249,6 @@ def test_deliveries_are_compared(gateway):
 
 
 def test_a_group_of_failures_is_opened_muted_and_resolved(gateway):
-    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
     page = "/failures"
     assert poll(lambda: "ValueError" in ask(gateway, page)[2], 30)
     listed = ask(gateway, page)[2]
@@ -305,7 +259,7 @@ def test_a_group_of_failures_is_opened_muted_and_resolved(gateway):
     told = text(ask(gateway, f"{page}/{group}"))
     assert re.search(r"That was \S+ \S+ after (worker|gateway) \S+ .*had started", told)
     for what, told in (("mute?until=1h", "mute by"), ("resolve", "resolve by")):
-        assert ask(gateway, f"{page}/{group}/{what}", *own, method="POST")[0] == 200
+        assert ask(gateway, f"{page}/{group}/{what}", *OWN, method="POST")[0] == 200
         line = f"{told} 127.0.0.1 (token) id='{group}'"
         assert poll(lambda line=line: line in gateway.output(), 10)
         assert "Nothing fails" in text(ask(gateway, page))
@@ -318,8 +272,7 @@ def test_a_group_of_failures_is_opened_muted_and_resolved(gateway):
 
 
 def test_many_are_sent_again_after_a_question(gateway):
-    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
-    live = (own[0], f"{view._OWN}: live")
+    live = (OWN[0], f"{view._OWN}: live")
     some = "/again?route=/wait/*&since=1h"
     first_view = ask(gateway, some)
     assert "Looking through the journal" in text(first_view) and "data-post" not in first_view[2]
@@ -327,10 +280,10 @@ def test_many_are_sent_again_after_a_question(gateway):
     assert "Send 2 deliveries again?" in text(asked) and "Send 1 first" in text(asked)
     both, first = map(html.unescape, re.findall(r'data-post="([^"]+)"', asked[2]))
     assert "since=1h" not in both  # later it would be others
-    status, _, done = ask(gateway, f"/{first}", *own, method="POST")
+    status, _, done = ask(gateway, f"/{first}", *OWN, method="POST")
     answer = json.loads(done)
     assert status == 200 and answer["taken"] == 1 and answer["go"].startswith("./deliveries/")
-    status, _, done = ask(gateway, f"/{both}", *own, method="POST")
+    status, _, done = ask(gateway, f"/{both}", *OWN, method="POST")
     assert status == 200 and json.loads(done) == {"taken": 2, "problems": []}
     assert ask(gateway, "/again")[0] == 400  # without a filter: all of them
     nothing = text(ask(gateway, "/again?route=/none", *live))
@@ -456,17 +409,16 @@ def alone(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Server:
 
 
 def test_a_delivery_is_edited_and_sent_as_a_new_one(gateway):
-    own = (f"Authorization: Bearer {TOKEN}", f"{view._OWN}: 1")
     one_id = one(gateway, text="4711", state="succeeded")
     page = f"/deliveries/{one_id}/edit"
     form = ask(gateway, page)
     before = html.unescape(re.search(r"<textarea[^>]*>\n(.*?)</textarea>", form[2], re.S)[1])
     assert json.loads(before)["order"] == 4711 and MARKUP not in form[2]
-    status, _, same = ask(gateway, page, *own, method="POST", body=before.encode())
+    status, _, same = ask(gateway, page, *OWN, method="POST", body=before.encode())
     assert status == 409 and "Nothing was edited" in json.loads(same)["detail"]
-    assert ask(gateway, page, *own, method="POST", body=b"\xff")[0] == 400
+    assert ask(gateway, page, *OWN, method="POST", body=b"\xff")[0] == 400
     after = before.replace("4711", "4712").encode()
-    status, _, done = ask(gateway, page, *own, method="POST", body=after)
+    status, _, done = ask(gateway, page, *OWN, method="POST", body=after)
     new_id = json.loads(done)["go"].removeprefix("../")
     assert status == 200 and new_id != one_id
     assert poll(lambda: new_id in ids(gateway, state="succeeded"), 30)
@@ -486,7 +438,7 @@ def test_a_delivery_is_edited_and_sent_as_a_new_one(gateway):
     assert status == 409 and "its route has `redact`" in html.unescape(page)
     # Other pages take no body, and this one none that is too long.
     for path, size in (("/session", 1), (f"/deliveries/{one_id}/edit", 300_000)):
-        assert head(gateway, path, *own, f"Content-Length: {size}").startswith(b"HTTP/1.1 400")
+        assert head(gateway, path, *OWN, f"Content-Length: {size}").startswith(b"HTTP/1.1 400")
 
 
 def test_what_does_not_answer_is_told(alone):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from threading import Thread
-from typing import Any
 
 import pytest
 import redis
@@ -17,12 +18,10 @@ from gateway.config.settings import Config
 from gateway.errors import StoreError, Unanswered
 from gateway.stores import pipeline, result_store
 from gateway.stores.pipeline import Pipeline
-from tests.support.in_memory import LOOPS
 from tests.support.stack import Server, Stack
 
 pytestmark = pytest.mark.usefixtures("patient")
 
-Work = Callable[[Pipeline], Awaitable[None]]
 MANY = 2_000
 #: Two scripts that return their argument as a number.
 ONE, OTHER = "return tonumber(ARGV[1])", "return ARGV[1] + 0"
@@ -41,57 +40,51 @@ def asked(store: Server) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=list(LOOPS))
-def piped(request: pytest.FixtureRequest, store: Server) -> Callable[[Work], None]:
-    async def run(work: Work) -> None:
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Pipeline]:
+    config = Config(result_backend=url)
+    some = Pipeline(lambda: result_store.connect(config), "test")
+    await some.start()
+    try:
         async with asyncio.timeout(60):
-            config = Config(result_backend=store.url)
-            some = Pipeline(lambda: result_store.connect(config), "test")
-            await some.start()
-            try:
-                await work(some)
-            finally:
-                await some.stop()
+            yield some
+    finally:
+        await some.stop()
 
-    def runs(work: Work) -> None:
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(run(work))
 
-    return runs
+@pytest.fixture
+def piped(each_loop: object, store: Server) -> Callable[[], AbstractAsyncContextManager[Pipeline]]:
+    return partial(opened, store.url)
 
 
 def connections(client: redis.Redis) -> int:
     return len(client.client_list())
 
 
-def test_commands_are_sent_in_order_and_together(piped, asked):
+async def test_commands_are_sent_in_order_and_together(piped, asked):
     def reads() -> int:
         return asked.info("stats")["total_reads_processed"]
 
-    async def work(some: Pipeline) -> None:
+    async with piped() as some:
         assert await some.run("PING") == b"PONG"
         before = reads()
         replies = [some.run("RPUSH", "list", number) for number in range(MANY)]
         assert await asyncio.gather(*replies) == list(range(1, MANY + 1))
         assert reads() - before < MANY / 10
         assert await some.run("LRANGE", "list", 0, -1) == [b"%d" % n for n in range(MANY)]
-
-    piped(work)
     assert connections(asked) == 1
 
 
-def test_each_command_has_its_own_error(piped):
-    async def work(some: Pipeline) -> None:
+async def test_each_command_has_its_own_error(piped):
+    async with piped() as some:
         bad, good = some.run("NO-SUCH-COMMAND"), some.run("SET", "a", "1")
         with pytest.raises(StoreError, match="unknown command"):
             await bad
         assert await good == b"OK"
 
-    piped(work)
 
-
-def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, asked):
+    async with piped() as some:
         me = await some.run("CLIENT", "ID")
         sent = [some.run("BLPOP", "nothing", 30), some.run("GET", "a")]
         await asyncio.sleep(0)
@@ -100,11 +93,9 @@ def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, a
             assert isinstance(reply, Unanswered)
         assert await some.run("GET", "a") is None
 
-    piped(work)
 
-
-def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, asked):
+    async with piped() as some:
         before = 0
         for _ in range(3):
             while (me := await some.run("CLIENT", "ID")) == before:
@@ -115,21 +106,17 @@ def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, as
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.01)
 
-    piped(work)
 
-
-def test_what_nobody_waits_for_any_more_is_not_sent(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_what_nobody_waits_for_any_more_is_not_sent(piped, asked):
+    async with piped() as some:
         some.run("INCR", "sent")
         some.run("INCR", "left").cancel()
         await some.run("INCR", "sent")
-
-    piped(work)
     assert (asked.get("sent"), asked.get("left")) == (b"2", None)
 
 
-def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatch):
-    async def work(some: Pipeline) -> None:
+async def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatch):
+    async with piped() as some:
         await some.run("PING")
         monkeypatch.setattr(some, "_patience", 0.3)
         monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
@@ -147,15 +134,11 @@ def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatc
         monkeypatch.setattr(pipeline, "PATIENCE", 60)
         assert await some.run("PING") == b"PONG"
 
-    piped(work)
 
-
-def test_what_was_given_is_written_before_the_end(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_what_was_given_is_written_before_the_end(piped, asked):
+    async with piped() as some:
         for _ in range(MANY):
             some.run("INCR", "given")
-
-    piped(work)
     assert asked.get("given") == b"%d" % MANY
 
 
@@ -167,18 +150,16 @@ def calls(client: redis.Redis) -> tuple[int, int]:
     )
 
 
-def test_a_script_is_sent_once(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_a_script_is_sent_once(piped, asked):
+    asked.config_resetstat()
+    async with piped() as some:
         replies = [some.run("EVAL", script, 0, n) for n in range(10) for script in (ONE, OTHER)]
         assert await asyncio.gather(*replies) == [n for n in range(10) for _ in range(2)]
-
-    asked.config_resetstat()
-    piped(work)
     assert calls(asked) == (2, 18)
 
 
-def test_a_script_that_redis_has_forgotten_is_sent_again(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_a_script_that_redis_has_forgotten_is_sent_again(piped, asked):
+    async with piped() as some:
         assert await some.run("EVAL", ONE, 0, 1) == 1
         await asyncio.to_thread(asked.script_flush)
         replies = [some.run("EVAL", ONE, 0, n) for n in range(3)]
@@ -190,39 +171,31 @@ def test_a_script_that_redis_has_forgotten_is_sent_again(piped, asked):
         assert await some.run("EVAL", ONE, 0, 7) == 7
         assert calls(asked) == (1, 0)
 
-    piped(work)
 
-
-def test_a_script_s_own_errors_are_the_caller_s(piped):
-    async def work(some: Pipeline) -> None:
+async def test_a_script_s_own_errors_are_the_caller_s(piped):
+    async with piped() as some:
         for _ in range(2):
             with pytest.raises(StoreError, match="of its own"):
                 await some.run("EVAL", "return redis.error_reply('ERR of its own')", 0)
 
-    piped(work)
 
-
-def test_an_error_names_the_key_of_another_type(piped):
-    async def work(some: Pipeline) -> None:
+async def test_an_error_names_the_key_of_another_type(piped):
+    async with piped() as some:
         await some.run("SET", "a", "1")
         script = "return redis.call('HGET', KEYS[2], 'field')"
         for command in (("HGET", "a", "field"), ("EVAL", script, 2, "b", "a")):
             with pytest.raises(StoreError, match=r"the TYPE of (b, )?a, and remove .* \(DEL\)"):
                 await some.run(*command)
 
-    piped(work)
 
-
-def test_what_utf_8_has_not_is_a_question_mark(piped, asked):
-    async def work(some: Pipeline) -> None:
+async def test_what_utf_8_has_not_is_a_question_mark(piped, asked):
+    async with piped() as some:
         replies = [some.run("SET", "half", "a\ud800b"), some.run("SET", "whole", "é")]
         assert await asyncio.gather(*replies) == [b"OK", b"OK"]
-
-    piped(work)
     assert (asked.get("half"), asked.get("whole")) == (b"a?b", "é".encode())
 
 
-def test_an_answer_of_something_else_fails_what_was_sent(monkeypatch):
+async def test_an_answer_of_something_else_fails_what_was_sent():
     """A server that speaks no Redis after it was greeted."""
 
     def serve(listening: socket.socket) -> None:
@@ -233,19 +206,12 @@ def test_an_answer_of_something_else_fails_what_was_sent(monkeypatch):
             accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             accepted.recv(4096)
 
-    async def work(url: str) -> list[Any]:
-        config = Config(result_backend=url)
-        some = Pipeline(lambda: result_store.connect(config), "test")
-        await some.start()
-        try:
-            return await asyncio.gather(some.run("WRONG"), some.run("NEXT"), return_exceptions=True)
-        finally:
-            await some.stop()
-
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = Thread(target=serve, args=[listening])
         thread.start()
-        found = asyncio.run(work(f"redis://127.0.0.1:{listening.getsockname()[1]}/0"))
+        async with opened(f"redis://127.0.0.1:{listening.getsockname()[1]}/0") as some:
+            sent = some.run("WRONG"), some.run("NEXT")
+            found = await asyncio.gather(*sent, return_exceptions=True)
         thread.join(60)
     assert [type(one) for one in found] == [Unanswered, Unanswered]
     assert "an invalid reply of Redis" in str(found[0])
@@ -268,10 +234,10 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("error", ELSEWHERE)
-def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
+async def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
     """As it answers a script, the error is one of this server."""
 
-    async def work(some: Pipeline) -> None:
+    async with piped() as some:
         left = asyncio.Event()
         some.on_left.append(lambda _: left.set())
         me = await some.run("CLIENT", "ID")
@@ -285,13 +251,11 @@ def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
         assert left.is_set()
         assert await some.run("CLIENT", "ID") != me
 
-    piped(work)
 
-
-def test_older_connections_are_left_after_a_reconnection(piped):
+async def test_older_connections_are_left_after_a_reconnection(piped):
     """The server may be another one, which an older connection to the earlier one is not told."""
 
-    async def work(some: Pipeline) -> None:
+    async with piped() as some:
         left: asyncio.Queue[float] = asyncio.Queue()
         some.on_left.append(left.put_nowait)
         await some.run("PING")
@@ -300,25 +264,21 @@ def test_older_connections_are_left_after_a_reconnection(piped):
         await some.run("CLIENT", "KILL", "ID", await some.run("CLIENT", "ID"), "SKIPME", "no")
         assert await left.get() > before
 
-    piped(work)
-
 
 @pytest.mark.parametrize("error", ["OOM command not allowed", "ERR no READONLY in it", "WRONGTYPE"])
-def test_an_error_of_one_command_is_its_own(piped, error):
-    async def work(some: Pipeline) -> None:
+async def test_an_error_of_one_command_is_its_own(piped, error):
+    async with piped() as some:
         me = await some.run("CLIENT", "ID")
         with pytest.raises(StoreError, match=error):
             await some.run("EVAL", "return redis.error_reply(ARGV[1])", 0, error)
         assert await some.run("CLIENT", "ID") == me
 
-    piped(work)
 
-
-def test_a_server_that_cannot_be_greeted_is_used(stack):
+async def test_a_server_that_cannot_be_greeted_is_used(stack):
     """Neither an older Redis nor some proxies know HELLO, so it is not known what they are."""
     server = stack.redis("--rename-command", "HELLO", "")
 
-    async def work() -> None:
+    try:
         config = Config(result_backend=server.url)
         some = Pipeline(lambda: result_store.connect(config), "test")
         known = asyncio.Event()
@@ -328,9 +288,6 @@ def test_a_server_that_cannot_be_greeted_is_used(stack):
         await known.wait()
         assert some.error == ""
         await some.stop()
-
-    try:
-        asyncio.run(asyncio.wait_for(work(), 60))
     finally:
         server.kill()
 

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.config import route
 from tests.support.stack import RabbitMQ, Server, Stack
 
 ROOT = Path(__file__).parents[2]
-CONFIG = """
+CONFIG = """\
 [sources.shop]
 scheme = "acme"
 secrets = ["a secret of Acme"]
-
-[[routes]]
-path = "/acme"
-source = "shop"
-"""
+""" + route("/acme", None, source="shop")
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,9 @@ from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.tasks import BEGUN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
-from tests.support.stack import RabbitMQ, StackError
+from tests.support.stack import StackError
 
 RUNS = 1 + BEGUN_AGAIN
-
-
-@pytest.fixture(scope="module")
-def broker(own_rabbitmq) -> RabbitMQ:
-    """All its connections are closed, and it is blocked."""
-    return own_rabbitmq
 
 
 @pytest.fixture

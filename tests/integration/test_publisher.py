@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 
 import pytest
@@ -28,25 +28,16 @@ TIMEOUT = 30  # seconds
 QUEUE = "celery"
 
 
-@pytest.fixture(scope="module")
-def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
-    """These tests freeze and block it, and their messages stay."""
-    return own_rabbitmq
-
-
-def run(publisher: Callable[[], Publisher], work) -> None:
-    """Do `work(publisher)` with a publisher that was started; stop it at the end."""
-
-    async def both() -> None:
+@asynccontextmanager
+async def started(publisher: Publisher, ready: bool = True) -> AsyncIterator[Publisher]:
+    """Start a publisher and, unless `ready` is false, wait for its broker; stop it at the end."""
+    await publisher.start()
+    try:
         async with asyncio.timeout(TIMEOUT):
-            one = publisher()
-            await one.start()
-            try:
-                await work(one)
-            finally:
-                await one.stop()
-
-    asyncio.run(both())
+            await eventually(lambda: not (ready and publisher.error))
+            yield publisher
+    finally:
+        await publisher.stop()
 
 
 @contextmanager
@@ -77,16 +68,17 @@ def cut(publisher: Publisher) -> None:
     publisher._connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
-def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics):
+async def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics):
     lost, told = [], []
 
     def fails(ended: PendingTask) -> None:
         if ended.error is not None:
             raise ZeroDivisionError
 
-    async def work(publisher: Publisher) -> None:
+    async with started(
+        Publisher(config(broker), metrics, on_lost=lambda: lost.append(1))
+    ) as publisher:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
-        await eventually(lambda: not publisher.error)
         # Given an unconfirmed message, and a watcher with a bug,
         with frozen(broker):
             waiting = pending()
@@ -102,18 +94,15 @@ def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, metrics)
         publisher.publish(later)
         await eventually(lambda: later.confirmed)
 
-    run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
-
     assert any(isinstance(what.get("exception"), ZeroDivisionError) for what in told)
 
 
-def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
+async def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
     def fails(ended: PendingTask) -> None:
         raise ZeroDivisionError
 
-    async def work(publisher: Publisher) -> None:
+    async with started(Publisher(config(broker, confirm_timeout=0.3), metrics)) as publisher:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        await eventually(lambda: not publisher.error)
         with frozen(broker):
             first, second = pending(), pending()
             publisher.publish(first)
@@ -123,12 +112,10 @@ def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metrics):
             await eventually(lambda: first.ended and second.ended)
             assert second.error is not None and second.error.type == "not-confirmed"
 
-    run(lambda: Publisher(config(broker, confirm_timeout=0.3), metrics), work)
 
-
-def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, metrics):
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+async def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, metrics):
+    # The broker may need most of its time to wake up.
+    async with started(Publisher(config(broker, confirm_timeout=2.0), metrics)) as publisher:
         with frozen(broker):
             # Given a message for a queue that is missing, which is given up (it may take the broker
             # a moment to freeze),
@@ -145,15 +132,11 @@ def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, met
         assert second.confirmed, second.error
         await eventually(lambda: not publisher._channel._confirms)
 
-    # The broker may need most of its time to wake up.
-    run(lambda: Publisher(config(broker, confirm_timeout=2.0), metrics), work)
 
-
-def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
+async def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
     monkeypatch.setattr(publishing_channel, "_TEMPLATES", 3)
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+    async with started(Publisher(config(broker), metrics)) as publisher:
         sent = [pending(queue=f"queue-{number}") for number in range(10)]
         for one in sent:
             publisher.publish(one)
@@ -161,35 +144,30 @@ def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
         assert {one.error.type for one in sent} == {"unroutable"}
         assert 0 < len(publisher._channel._templates._made) <= 3
 
-    run(lambda: Publisher(config(broker), metrics), work)
 
-
-def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(broker, metrics):
+async def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(broker, metrics):
     def with_headers(size: int) -> PendingTask:
         message = Message("x" * 255, "task", QUEUE, b"x" * 30_000, {"id": "1", "q": "x" * size})
         return PendingTask(message, monotonic() + TIMEOUT)
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
-        assert publisher._connection.params.frame_max == 8192
-        taken, refused = 0, 8192
-        while refused - taken > 1:
-            size = (taken + refused) // 2
-            one = with_headers(size)
-            try:
-                publisher.publish(one)
-            except URITooLong as error:
-                assert "too long" in error.detail
-                refused = size
-            else:
-                await eventually(lambda one=one: one.ended or one.confirmed)
-                assert one.confirmed, one.error
-                taken = size
-        assert taken > 7000
-        assert metrics.get("gateway_broker_connections_total") == 1
-
     with broker.setting("frame_max", 8192):
-        run(lambda: Publisher(config(broker), metrics), work)
+        async with started(Publisher(config(broker), metrics)) as publisher:
+            assert publisher._connection.params.frame_max == 8192
+            taken, refused = 0, 8192
+            while refused - taken > 1:
+                size = (taken + refused) // 2
+                one = with_headers(size)
+                try:
+                    publisher.publish(one)
+                except URITooLong as error:
+                    assert "too long" in error.detail
+                    refused = size
+                else:
+                    await eventually(lambda one=one: one.ended or one.confirmed)
+                    assert one.confirmed, one.error
+                    taken = size
+            assert taken > 7000
+            assert metrics.get("gateway_broker_connections_total") == 1
 
 
 @pytest.fixture
@@ -202,11 +180,10 @@ def most_bytes(broker: RabbitMQ) -> Iterator[int]:
     broker.ctl("eval", limit.format("max_message_size", 16 * 1024 * 1024))
 
 
-def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
+async def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
     broker, metrics, most_bytes
 ):
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+    async with started(Publisher(config(broker), metrics)) as publisher:
         # Given that the broker has closed the channel of one,
         first = pending(b"x" * (most_bytes + 1))
         publisher.publish(first)
@@ -222,16 +199,16 @@ def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
         await eventually(lambda: neighbour.confirmed)
         assert metrics.get("gateway_broker_connections_total") == 2
 
-    run(lambda: Publisher(config(broker), metrics), work)
 
-
-def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, monkeypatch):
+async def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, monkeypatch):
     # Given pauses that are longer than this test,
     monkeypatch.setattr(publisher_module, "BACKOFF", (10 * TIMEOUT, 10 * TIMEOUT))
     monkeypatch.setattr(publisher_module, "STEADY", 0.1)
     lost = []
 
-    async def work(publisher: Publisher) -> None:
+    async with started(
+        Publisher(config(broker), metrics, on_lost=lambda: lost.append(1))
+    ) as publisher:
         for _ in range(3):
             await eventually(lambda: not publisher.error)
             # when a connection has lasted for as long as it has to, and goes,
@@ -242,28 +219,23 @@ def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, mo
         # then it is back within the test's time.
         await eventually(lambda: not publisher.error)
 
-    run(lambda: Publisher(config(broker), metrics, on_lost=lambda: lost.append(1)), work)
 
-
-def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metrics):
+async def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metrics):
     began = monotonic()
 
     def consume(channel, _scanner, **_ready) -> None:
         channel.queue_declare("a-queue-that-nobody-makes", passive=True, callback=lambda _: None)
 
-    async def work(publisher: Publisher) -> None:
+    async with started(Publisher(config(broker), metrics, consume), ready=False) as publisher:
         await eventually(lambda: "NOT_FOUND" in publisher.error)
-
-    run(lambda: Publisher(config(broker), metrics, consume), work)
 
     assert monotonic() - began < broker_module.CONNECT_TIMEOUT
 
 
-def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metrics):
+async def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metrics):
     most = 1024 * 1024
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+    async with started(Publisher(config(broker, max_in_flight_bytes=most), metrics)) as publisher:
         with frozen(broker):
             # What fits into the kernel's buffers has to be filled first.
             with pytest.raises(BrokerUnavailable, match="The broker does not read"):
@@ -277,25 +249,20 @@ def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, metric
         publisher.publish(last)
         await eventually(lambda: last.confirmed)
 
-    run(lambda: Publisher(config(broker, max_in_flight_bytes=most), metrics), work)
 
-
-def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metrics):
+async def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metrics):
     broker.ctl("set_vm_memory_high_watermark", "0")
     try:
-
-        async def work(publisher: Publisher) -> None:
+        async with started(Publisher(config(broker), metrics), ready=False) as publisher:
             await eventually(lambda: publisher.error.startswith("blocked: "))
             await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.4")
             await eventually(lambda: not publisher.error)
-
-        run(lambda: Publisher(config(broker), metrics), work)
     finally:
         broker.ctl("set_vm_memory_high_watermark", "0.4")
 
 
 @pytest.mark.parametrize(("kind", "more"), [("classic", 0), ("quorum", 1)])
-def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_connection(
+async def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_connection(
     broker, metrics, monkeypatch, kind, more
 ):
     queue = f"full-{kind}"
@@ -320,7 +287,9 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
         await eventually(lambda: one.ended or one.confirmed)
         return "confirmed" if one.confirmed else one.error.type
 
-    async def work(publisher: Publisher) -> None:
+    async with started(
+        Publisher(config(broker, routes=routes), metrics, on_lost=on_lost)
+    ) as publisher:
         # Given a queue that has taken messages until it was full,
         assert await published(publisher) == "confirmed"
         policy = '{"max-length": 1, "overflow": "reject-publish"}'
@@ -342,24 +311,19 @@ def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_another_c
         finally:
             broker.ctl("clear_policy", "full")
 
-    run(lambda: Publisher(config(broker, routes=routes), metrics, on_lost=on_lost), work)
 
-
-def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_that_stopped(
+async def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_that_stopped(
     broker, metrics, monkeypatch
 ):
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
     sockets = []
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
-        sockets.append(publisher._connection._transport.get_extra_info("socket"))
-        broker.freeze()
-        await publisher.stop()
-        assert sockets[0].fileno() == -1
-
     try:
-        run(lambda: Publisher(config(broker), metrics), work)
+        async with started(Publisher(config(broker), metrics)) as publisher:
+            sockets.append(publisher._connection._transport.get_extra_info("socket"))
+            broker.freeze()
+            await publisher.stop()
+            assert sockets[0].fileno() == -1
     finally:
         broker.thaw()
 
@@ -375,14 +339,15 @@ def behind(proxy: Proxy, broker: RabbitMQ, query: str = "") -> str:
     return broker.url.replace(f":{port_of(broker)}/", f":{proxy.port}/") + query
 
 
-def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
+async def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
     metrics, broker, proxy, caplog, monkeypatch
 ):
     """Nothing tells of it but the missing confirm; heartbeats would need 20 s to."""
     urls = [behind(proxy, broker), broker.url]
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+    monkeypatch.setattr(random, "randrange", lambda _: 0)  # the first broker is the first
+    one = Config(broker_url=urls, confirm_timeout=0.6)
+    async with started(Publisher(one, metrics)) as publisher:
         proxy.stall()
         lost = pending()
         publisher.publish(lost)
@@ -394,30 +359,24 @@ def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
         # What the new connection does not answer yet was not asked of it.
         assert caplog.text.count("given up") == 1
 
-    monkeypatch.setattr(random, "randrange", lambda _: 0)  # the first broker is the first
-    one = Config(broker_url=urls, confirm_timeout=0.6)
-    run(lambda: Publisher(one, metrics), work)
 
-
-def test_a_connection_without_requests_or_heartbeats_is_given_up(
+async def test_a_connection_without_requests_or_heartbeats_is_given_up(
     metrics, broker, proxy, monkeypatch
 ):
     monkeypatch.setattr(random, "randrange", lambda _: 0)
     urls = [behind(proxy, broker, "?heartbeat=1"), broker.url]
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+    async with started(Publisher(Config(broker_url=urls), metrics)) as publisher:
         proxy.stall()
         await eventually(lambda: publisher.url == broker.url)
 
-    run(lambda: Publisher(Config(broker_url=urls), metrics), work)
 
-
-def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, broker, monkeypatch):
+async def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, broker, monkeypatch):
     """It answers the question, so the messages time out, and the replies of others still come."""
 
-    async def work(publisher: Publisher) -> None:
-        await eventually(lambda: not publisher.error)
+    async with started(
+        Publisher(Config(broker_url=broker.url, confirm_timeout=0.6), metrics)
+    ) as publisher:
         channel = publisher._channel
         # Confirms of these messages are never handled, as if a queue had no leader.
         channel._confirms.confirm = lambda *_: None
@@ -427,5 +386,3 @@ def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, broker, 
             publisher.publish(lost)
             await eventually(lambda lost=lost: lost.error is not None)
         assert publisher._channel is channel
-
-    run(lambda: Publisher(Config(broker_url=broker.url, confirm_timeout=0.6), metrics), work)

@@ -16,102 +16,77 @@ import redis
 from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
+from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server
 
 CONFIG = (
     URLS
-    + """
-
-journal = 1000
-
-[[routes]]
-path = "/kept"
-task = "shop.options"
-exchange = "events"
-routing_key = "orders.{json:/kind}"
-priority = "json:/urgency"
-message_headers = { region = "header:x-region" }
-answer = "wait-then-accept"
-
-[[routes]]
-path = "/pay/{shop}"
-task = "shop.pay"
-args = ["json:/order/id"]
-[routes.kwargs]
-email = "json:/customer/email"
-tenant = "header:X-Tenant"
-page = { from = "query:page", default = 1 }
-shop = "param:shop"
-data = "json:"
-raw = "body"
-caller = "remote"
-kind = "event"
-source = "source"
-id = "delivery"
-
-[[routes]]
-path = "/raw"
-task = "shop.raw"
-kwargs = { payload = "body" }
-
-[[routes]]
-path = "/about/{shop}"
-task = "shop.about"
-args = []
-
-[[routes]]
-path = "/options"
-task = "shop.options"
-priority = "json:/urgency"
-countdown = 1
-expires = 600
-time_limit = 60
-soft_time_limit = 50
-message_headers = { region = "header:x-region" }
-
-[[routes]]
-path = "/topic"
-task = "shop.options"
-exchange = "events"
-routing_key = "orders.{json:/kind}"
-
-[[routes]]
-path = "/later"
-task = "shop.options"
-exchange = "made-later"
-
-[[routes]]
-path = "/breaks"
-task = "shop.breaks"
-link_error = "shop.noted"
-
-[[routes]]
-path = "/quiet"
-task = "shop.quiet"
-answer = "accept"
-ignore_result = true
-args = [{ from = "json:/text", default = "nothing" }]
-
-[[routes]]
-path = "/paid"
-task = "api.core.main"
-when = { "json:/status" = ["paid", "refunded"], "header:x-env" = "live*", "json:/test" = false }
-
-[[routes]]
-path = "/paid"
-task = "shop.raw"
-args = ["body"]
-when = { "json:/status" = "void" }
-"""
+    + "journal = 1000\n"
+    + route(
+        "/kept",
+        "shop.options",
+        exchange="events",
+        routing_key="orders.{json:/kind}",
+        priority="json:/urgency",
+        message_headers={"region": "header:x-region"},
+        answer="wait-then-accept",
+    )
+    + route(
+        "/pay/{shop}",
+        "shop.pay",
+        args=["json:/order/id"],
+        kwargs={
+            "email": "json:/customer/email",
+            "tenant": "header:X-Tenant",
+            "page": {"from": "query:page", "default": 1},
+            "shop": "param:shop",
+            "data": "json:",
+            "raw": "body",
+            "caller": "remote",
+            "kind": "event",
+            "source": "source",
+            "id": "delivery",
+        },
+    )
+    + route("/raw", "shop.raw", kwargs={"payload": "body"})
+    + route("/about/{shop}", "shop.about", args=[])
+    + route(
+        "/options",
+        "shop.options",
+        priority="json:/urgency",
+        countdown=1,
+        expires=600,
+        time_limit=60,
+        soft_time_limit=50,
+        message_headers={"region": "header:x-region"},
+    )
+    + route("/topic", "shop.options", exchange="events", routing_key="orders.{json:/kind}")
+    + route("/later", "shop.options", exchange="made-later")
+    + route("/breaks", "shop.breaks", link_error="shop.noted")
+    + route(
+        "/quiet",
+        "shop.quiet",
+        answer="accept",
+        ignore_result=True,
+        args=[{"from": "json:/text", "default": "nothing"}],
+    )
+    + route(
+        "/paid",
+        "api.core.main",
+        when={"json:/status": ["paid", "refunded"], "header:x-env": "live*", "json:/test": False},
+    )
+    + route("/paid", "shop.raw", args=["body"], when={"json:/status": "void"})
 )
 
+WORKER = {"concurrency": 1, "app": "tests.integration.reach_tasks"}
 ORDER = {"order": {"id": 7}, "customer": {"email": "ä@example.com"}, "n": None}
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
+@pytest.fixture(scope="module", autouse=True)
+def bound(rabbitmq: RabbitMQ) -> None:
+    """Have an exchange lead to the worker's queue."""
     with kombu.Connection(rabbitmq.url) as connection:
         channel = connection.default_channel
         exchange = kombu.Exchange("events", "topic", channel=channel)
@@ -119,11 +94,6 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
         exchange.declare()
         queue.queue_declare()
         queue.bind_to("events", routing_key="orders.paid.#")
-    servers = Servers(
-        stack, rabbitmq, redis_server, concurrency=1, app="tests.integration.reach_tasks"
-    )
-    yield servers
-    servers.stop()
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
@@ -221,12 +191,9 @@ def test_an_exchange_routes_by_what_is_in_the_delivery(gateway):
     assert too_long.status == 400
 
 
-def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
-    async def many() -> list[Answer]:
-        some = ("/later", "/raw", "/later", "/raw")
-        return await asyncio.gather(*(send(gateway, target, "text") for target in some))
-
-    answers = run(many())
+async def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
+    some = ("/later", "/raw", "/later", "/raw")
+    answers = await asyncio.gather(*(send(gateway, target, "text") for target in some))
 
     assert [a.status for a in answers] == [503, 200, 503, 200]
     assert detail(answers[0])[1] == "The exchange made-later is missing."
@@ -242,7 +209,7 @@ def test_an_exchange_that_is_missing_harms_nobody_else(gateway, servers):
             while not await taken():
                 await asyncio.sleep(0.1)
 
-        run(until_taken())
+        await until_taken()
         channel.exchange_delete("made-later")
 
 
@@ -255,42 +222,36 @@ def test_a_failure_calls_the_task_that_the_route_names(gateway, servers):
     assert (answer.status, answer.problem["task_id"]) == (502, failed[1].decode())
 
 
-def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
+async def test_a_result_that_nobody_wants_is_not_stored(gateway, servers):
     with redis.Redis.from_url(servers.results.url, socket_timeout=None) as client:
         client.delete("quiet")
-        answer = post(gateway, "/quiet", {})
+        answer = await send(gateway, "/quiet", "{}")
         assert client.blpop("quiet", 30)[1] == b"nothing"
         task_id = json.loads(answer.body)["task_id"]
 
-        async def ended() -> bool:
-            # A later task of the only process has ended.
-            return (await send(gateway, "/raw", "text")).status == 200
-
-        assert run(ended())
+        # A later task of the only process has ended.
+        assert (await send(gateway, "/raw", "text")).status == 200
         assert answer.status == 202
         assert "location" not in answer.headers
         assert not client.keys(f"*{task_id}*")
 
 
-def test_a_route_takes_what_its_filter_says(gateway):
+async def test_a_route_takes_what_its_filter_says(gateway):
     live = "X-Env: live-eu"
     before = metric(gateway, "gateway_deliveries_filtered_total")
 
-    async def all_of() -> list[Answer]:
-        return [
-            await send(gateway, "/paid", json.dumps(body), header)
-            for body, header in (
-                ({"status": "paid", "test": False}, live),
-                ({"status": "refunded", "test": False}, "X-Env: live"),
-                ({"status": "paid", "test": 0}, live),
-                ({"status": "paid", "test": False}, "X-Env: test"),
-                ({"status": "other", "test": False}, live),
-                ([], live),
-                ({"status": "void"}, "X-Env: test"),
-            )
-        ]
-
-    answers = run(all_of())
+    answers = [
+        await send(gateway, "/paid", json.dumps(body), header)
+        for body, header in (
+            ({"status": "paid", "test": False}, live),
+            ({"status": "refunded", "test": False}, "X-Env: live"),
+            ({"status": "paid", "test": 0}, live),
+            ({"status": "paid", "test": False}, "X-Env: test"),
+            ({"status": "other", "test": False}, live),
+            ([], live),
+            ({"status": "void"}, "X-Env: test"),
+        )
+    ]
 
     assert [a.status for a in answers] == [200, 200, 204, 204, 204, 204, 200]
     assert json.loads(answers[-1].body)[0] == "str"
@@ -298,8 +259,8 @@ def test_a_route_takes_what_its_filter_says(gateway):
 
 
 def test_check_names_a_missing_exchange(servers, tmp_path):
-    route = '[[routes]]\npath = "/{}"\ntask = "shop.options"\nexchange = "{}"\n'
-    text = route.format("a", "events") + route.format("b", "no-such-exchange")
+    exchanges = {"/a": "events", "/b": "no-such-exchange"}
+    text = "".join(route(path, "shop.options", exchange=e) for path, e in exchanges.items())
 
     checked = check(*write(tmp_path, text), *servers_at(servers.broker.url, servers.results.url))
 

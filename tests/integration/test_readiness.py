@@ -7,29 +7,25 @@ import json
 import pytest
 
 from tests.integration.deliveries import KEYED, Servers
-from tests.support.requests import get, post
+from tests.support.config import route
+from tests.support.requests import fetch, post
 from tests.support.stack import RabbitMQ, Stack
 from tests.support.waiting import until
 
-ROUTES = f"""
+ROUTES = (
+    f"""\
 secret_key = "a key of these tests"
 public_url = "https://hooks.example.com"
 {KEYED}
-
-[[routes]]
-path = "/accept"
-task = "faults.run"
-answer = "accept"
-
-[[routes]]
-path = "/wait/{{name}}"
-task = "faults.run"
 """
+    + route("/accept", answer="accept")
+    + route("/wait/{name}")
+)
 
 
 def asked(gateway, route: str = "") -> tuple[int, dict]:
-    answer = get(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
-    return answer.code, json.loads(answer.body)
+    answer = fetch(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
+    return answer.status, json.loads(answer.body)
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis", "threadpool"])

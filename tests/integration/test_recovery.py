@@ -16,12 +16,6 @@ CONNECTED = "gateway_broker_connections_total"
 
 
 @pytest.fixture(scope="module")
-def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
-    """Permissions and queues are taken away from it."""
-    return own_rabbitmq
-
-
-@pytest.fixture(scope="module")
 def gateway(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Server:
     stack.worker(broker.url, redis_server.url)
     broker.ctl("add_user", "gateway", "gateway")

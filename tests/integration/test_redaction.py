@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ import redis
 from gateway.admin.pages.view import _OWN
 from gateway.cli import main
 from tests.integration.deliveries import URLS, Servers, deliver, run, send
+from tests.support.config import route, source
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector
+from tests.support.requests import fetch
 from tests.support.stack import Server
 from tests.support.waiting import until
 
@@ -38,30 +39,21 @@ log_requests = true
 trace_sample = 1
 trace_endpoint = "{{collector}}"
 {URLS}
-
-[sources.shop]
-scheme = "github"
-secrets = ["sesame"]
 """
-ROUTE = """
-[[routes]]
-path = "{path}"
-task = "faults.run"
-answer = "{answer}"
-{more}
-redact = ["json:/card/number", "header:x-national-id", "query:seconds", "query:t", "param:id"]
-"""
+CONFIG += source("shop", "github", secrets=["sesame"])
+REDACT = ["json:/card/number", "header:x-national-id", "query:seconds", "query:t", "param:id"]
+KEY = "header:Idempotency-Key"
 CONFIG += "".join(
-    ROUTE.format(path=path, answer=answer, more=more).replace("{{", "{").replace("}}", "}")
-    for path, answer, more in (
-        ("/wait/{{id}}", "wait", 'idempotency = "header:Idempotency-Key"'),
-        ("/accept/{{id}}", "accept", ""),
-        ("/needs/{{id}}", "wait", 'args = ["json:/no/such"]'),
-        ("/value/{{id}}", "wait", 'args = ["json:/card", "query:t", "json:/card/number"]'),
-        ("/none/{{id}}", "wait", 'when = {{ "json:/kind" = "other" }}'),
-        ("/signed/{{id}}", "wait", 'source = "shop"'),
-    )
-)  # fmt: skip
+    route(path, redact=REDACT, **more)
+    for path, more in {
+        "/wait/{id}": {"idempotency": KEY},
+        "/accept/{id}": {"answer": "accept"},
+        "/needs/{id}": {"args": ["json:/no/such"]},
+        "/value/{id}": {"args": ["json:/card", "query:t", "json:/card/number"]},
+        "/none/{id}": {"when": {"json:/kind": "other"}},
+        "/signed/{id}": {"source": "shop"},
+    }.items()
+)
 BODY = json.dumps({"card": {"number": MARK, "name": "shown"}, "memo": f"paid by {MARK}"})
 PAGES = (
     "", "failures", "deliveries", "deliveries?state=failed", "routes", "sources", "workers",
@@ -104,10 +96,10 @@ def kept(servers: Servers) -> dict[str, Any]:
 
 
 def page(gateway: Server, path: str) -> str:
-    headers = {_OWN: "live"} if path.startswith("again") else {}
-    asked = urllib.request.Request(f"{gateway.admin_url}/{path}", headers=headers)
-    with urllib.request.urlopen(asked) as answer:
-        return str(answer.read(), "utf-8")
+    headers = [f"{_OWN}: live"] if path.startswith("again") else []
+    answer = fetch(f"{gateway.admin_url}/{path}", *headers)
+    assert answer.status == 200
+    return answer.body.decode()
 
 
 def shown(gateway: Server, path: str = "") -> Any:
@@ -200,9 +192,7 @@ def test_a_redacted_delivery_is_not_replayed(servers, gateway, tmp_path, capsys)
 def test_calls_are_not_kept(servers, keep, states):
     config = f'{URLS}journal = 100\nstate_prefix = "{keep}"\nkeep_bodies = "{keep}"\n'
     for path, answer in (("/keyed", "wait"), ("/accept", "accept")):
-        more = 'idempotency = "header:Idempotency-Key"'
-        route = ROUTE.format(path=path, answer=answer, more=more)
-        config += route.partition("redact")[0]
+        config += route(path, answer=answer, idempotency=KEY)
     gateway = servers.gateway("redis", config)
     for path in ("/keyed", "/accept"):
         for seconds in (0, "none"):

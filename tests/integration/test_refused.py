@@ -15,62 +15,31 @@ import redis
 from gateway.cli import main
 from tests.integration.deliveries import Servers, gather, port, run, send
 from tests.integration.test_deliveries import listed
+from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import get
+from tests.support.requests import fetch
 from tests.support.stack import Server
 from tests.support.waiting import until
 
 SECRET = "sesame-of-the-shop"
-CONFIG = f"""
+CONFIG = (
+    """\
 journal = 100
 journal_refused = true
 body_timeout = 0.5
 max_body = 10000
-
-[sources.shop]
-scheme = "github"
-secrets = ["{SECRET}"]
-
-[sources.slow]
-scheme = "github"
-secrets = ["{SECRET}"]
-rate = 0.001
-
-[[routes]]
-path = "/shop"
-source = "shop"
-task = "faults.run"
-
-[[routes]]
-path = "/slow"
-source = "slow"
-task = "faults.run"
-idempotency = "none"
-
-[[routes]]
-path = "/keyed"
-task = "faults.run"
-idempotency = "header:Idempotency-Key"
-
-[[routes]]
-path = "/unkept"
-task = "faults.run"
-journal = false
-args = ["json:/id"]
 """
+    + source("slow", "github", secrets=[SECRET], rate=0.001)
+    + source("shop", "github", secrets=[SECRET])
+    + route("/shop", source="shop")
+    + route("/slow", source="slow", idempotency="none")
+    + route("/keyed", idempotency="header:Idempotency-Key")
+    + route("/unkept", journal=False, args=["json:/id"])
+)
 #: Routes that take only some of the deliveries on their path.
-CHOOSY = """
-[[routes]]
-path = "/typo"
-source = "shop"
-task = "faults.run"
-events = ["order/*"]
-
-[[routes]]
-path = "/choosy"
-task = "faults.run"
-when = { "json:/kind" = "paid" }
-"""
+CHOOSY = route("/typo", source="shop", events=["order/*"]) + route(
+    "/choosy", when={"json:/kind": "paid"}
+)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"Traceparent: 00-{TRACE}-00f067aa0ba902b7-01"
 #: Headers with secrets, none of which may be told.
@@ -204,9 +173,9 @@ def test_it_cannot_be_replayed_nor_forwarded_and_is_found_by_the_api(gateway, de
     _, out, err = deliveries("replay", "--state", "refused", "--dry-run")
     assert refused["id"] not in out + err and delivery_id in err
     api = f"{gateway.admin_url}/api/deliveries"
-    (found,) = json.loads(get(f"{api}?state=refused&status=401").body)["deliveries"]
+    (found,) = json.loads(fetch(f"{api}?state=refused&status=401").body)["deliveries"]
     assert found["request"] == {"method": "POST", "path": "/shop", "truncated": False}
-    whole = json.loads(get(f"{api}/{refused['id']}").body)
+    whole = json.loads(fetch(f"{api}/{refused['id']}").body)
     assert (whole["replayable"], whole["call"]["args"][2]) == (False, "forged")
     assert main(["forward", "--to", "http://127.0.0.1:9", "--admin", gateway.admin_url,
                  "--id", refused["id"]]) == 1  # fmt: skip
@@ -303,7 +272,7 @@ def test_what_no_route_takes_is_ignored_and_found_with_its_reason(servers, deliv
     code, out, _ = deliveries("replay", first["id"])
     assert code == 1 and "it had no message: no route takes the event" in out
     api = f"{gateway.admin_url}/api/deliveries"
-    found = json.loads(get(f"{api}?state=ignored&event=push").body)["deliveries"]
+    found = json.loads(fetch(f"{api}?state=ignored&event=push").body)["deliveries"]
     assert [(each["state"], each["request"]["path"]) for each in found] == [("ignored", "/typo")]
     assert main(["forward", "--to", "http://127.0.0.1:9", "--admin", gateway.admin_url,
                  "--id", first["id"]]) == 1  # fmt: skip

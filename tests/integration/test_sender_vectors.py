@@ -21,7 +21,7 @@ from gateway.delivery import Request
 from gateway.sources.base import listed
 from loadtest.examples import example
 from tests.integration.test_source_vectors import Clock
-from tests.integration.webhooks import toml
+from tests.support.config import toml
 from tests.support.http_client import Answer, Connection
 from tests.support.http_client import request as http_request
 from tests.support.requests import PUBLISHED, metric

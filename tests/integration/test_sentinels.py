@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ from gateway.metrics import Metrics
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.results import Results
 from gateway.strategies.celery_client import CeleryClient
-from tests.integration.test_claims import task
+from tests.integration.test_claims import claims_of, task
 from tests.support.certificates import Certificates
 from tests.support.redis_kinds import Watched, port_of
 from tests.support.stack import Server, Stack
@@ -44,20 +44,6 @@ def watched(stack: Stack) -> Iterator[Callable[..., Watched]]:
     yield make
     for each in made:
         each.stop()
-
-
-def run(work: Callable[[Claims], Coroutine[Any, Any, Any]], config: Config) -> Any:
-    async def with_claims() -> Any:
-        claims = Claims(config)
-        await claims.start()
-        try:
-            async with asyncio.timeout(60):
-                await eventually(lambda: not claims.redis.error)
-                return await work(claims)
-        finally:
-            await claims.stop()
-
-    return asyncio.run(with_claims())
 
 
 def run_id(server: Server) -> bytes:
@@ -84,11 +70,11 @@ async def take_copied(claims: Claims, name: str, by: str) -> Any:
 
 
 @pytest.mark.parametrize("options", [(), ("--min-replicas-to-write", "1")])
-def test_a_primary_that_is_cut_off_is_left_though_it_answers(watched, options):
+async def test_a_primary_that_is_cut_off_is_left_though_it_answers(watched, options):
     """One Sentinel, the first that is named, is on its side and knows of nothing else."""
     servers = watched(*options, "--min-replicas-max-lag", "1")
 
-    async def work(claims: Claims) -> None:
+    async with claims_of(servers.config()) as claims:
         with servers.client(servers.primary) as primary:
             await eventually(lambda: primary.wait(1, 100) == 1)
         assert (await take(claims, "before", "one")).state == MINE
@@ -100,8 +86,6 @@ def test_a_primary_that_is_cut_off_is_left_though_it_answers(watched, options):
         assert (await take(claims, "after", "two")).state == MINE
         again = await take(claims, "before", "three")
         assert (again.state, again.task_id) == (PUBLISHING, task("one"))
-
-    run(work, servers.config())
     with servers.client(servers.replica) as new:
         assert new.dbsize() == 2
 
@@ -155,28 +139,23 @@ def test_the_sentinels_have_an_account_of_their_own(watched):
     assert CeleryClient(named).app.backend.client.ping()
 
 
-def test_sentinels_and_redis_are_connected_to_over_tls(watched, certificates: Certificates):
+async def test_sentinels_and_redis_are_connected_to_over_tls(watched, certificates: Certificates):
     servers = watched(tls=certificates.server)
     tls = certificates.client
 
-    async def work(claims: Claims) -> None:
+    async with claims_of(servers.config(tls=tls)) as claims:
         assert (await take(claims, "a", "one")).state == MINE
-
-    run(work, servers.config(tls=tls))
     assert CeleryClient(servers.config(tls=tls)).app.backend.client.ping()
     files = f"ssl_ca_certs={tls.ca}&ssl_certfile={tls.cert}&ssl_keyfile={tls.key}"
     by_url = Config(result_backend=f"{servers.url}&{files}", sentinel_password=PASSWORD)
-    run(work_again, by_url)
+    async with claims_of(by_url) as claims:
+        assert (await take(claims, "a", "two")).task_id == task("one")
     environ = {"GATEWAY_SENTINEL_PASSWORD": PASSWORD}
     own = {"GATEWAY_TLS_CA": tls.ca, "GATEWAY_TLS_CERT": tls.cert, "GATEWAY_TLS_KEY": tls.key}
     assert pings({**environ, "GATEWAY_RESULT_BACKEND": f"{servers.url}&{files}"})
     assert pings({**environ, "GATEWAY_RESULT_BACKEND": servers.url, **own})
     with pytest.raises(redis.ConnectionError):
         pings({**environ, "GATEWAY_RESULT_BACKEND": servers.url})
-
-
-async def work_again(claims: Claims) -> None:
-    assert (await take(claims, "a", "two")).task_id == task("one")
 
 
 def pings(environ: dict[str, Any]) -> bool:
@@ -201,10 +180,10 @@ def copied(stack: Stack) -> Iterator[tuple[Server, Server]]:
         server.kill()
 
 
-def test_a_claim_is_taken_when_the_replicas_have_it(copied):
+async def test_a_claim_is_taken_when_the_replicas_have_it(copied):
     primary, replica = copied
 
-    async def work(claims: Claims) -> None:
+    async with claims_of(Config(result_backend=primary.url, state_replicas=1)) as claims:
         taken = await asyncio.gather(
             *(take_copied(claims, f"{n % 50}", f"{n}") for n in range(100))
         )
@@ -215,15 +194,13 @@ def test_a_claim_is_taken_when_the_replicas_have_it(copied):
         with redis.Redis.from_url(primary.url) as client:
             assert client.info("commandstats")["cmdstat_wait"]["calls"] < 10
 
-    run(work, Config(result_backend=primary.url, state_replicas=1))
-
 
 @pytest.mark.parametrize("without", ["refuse", "relay"])
-def test_without_enough_replicas_no_claim_is_taken(copied, without):
+async def test_without_enough_replicas_no_claim_is_taken(copied, without):
     primary, replica = copied
     config = Config(result_backend=primary.url, state_replicas=1, without_state=without)
 
-    async def work(claims: Claims) -> None:
+    async with claims_of(config) as claims:
         waiting = Idempotency(config, Results(config), Metrics())
         waiting.claims = claims
         with redis.Redis.from_url(replica.url) as client:
@@ -239,17 +216,15 @@ def test_without_enough_replicas_no_claim_is_taken(copied, without):
         again = await take_copied(claims, "a", "two")
         assert (again.state, again.task_id) == (MINE, task("two"))
 
-    run(work, config)
-
 
 def waiting_ok(waiting: Idempotency) -> bool:
     return not waiting.waiter.error
 
 
-def test_a_wait_that_is_given_up_by_one_goes_on_for_the_others(copied):
+async def test_a_wait_that_is_given_up_by_one_goes_on_for_the_others(copied):
     primary, replica = copied
 
-    async def work(claims: Claims) -> None:
+    async with claims_of(Config(result_backend=primary.url, state_replicas=1)) as claims:
         with redis.Redis.from_url(replica.url) as client:
             client.replicaof("NO", "ONE")
         first = asyncio.create_task(take(claims, "a", "one"))
@@ -262,15 +237,11 @@ def test_a_wait_that_is_given_up_by_one_goes_on_for_the_others(copied):
             await second
         assert first.cancelled()
 
-    run(work, Config(result_backend=primary.url, state_replicas=1))
 
-
-def test_a_sentinel_that_is_silent_is_passed_over(watched):
+async def test_a_sentinel_that_is_silent_is_passed_over(watched):
     servers = watched()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"sentinel://gateway:s@127.0.0.1:{silent.getsockname()[1]}/0;{servers.url}"
 
-        async def work(claims: Claims) -> None:
+        async with claims_of(Config(result_backend=url, sentinel_password=PASSWORD)) as claims:
             assert (await take(claims, "a", "one")).state == MINE
-
-        run(work, Config(result_backend=url, sentinel_password=PASSWORD))

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
-from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +27,7 @@ from gateway.process.child_handle import START_TIMEOUT
 from tests.faults.proxy import Proxy
 from tests.support.environment import inherited
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import REQUESTS, metric
+from tests.support.requests import REQUESTS, fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -109,21 +108,8 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ask(url: str, method: str = "GET", body: bytes | None = None) -> Answer:
-    """Send one request to `url` and read the whole answer."""
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT)
-    target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
-    connection.request(method, target, body)
-    response = connection.getresponse()
-    headers = {name.lower(): value for name, value in response.getheaders()}
-    answer = Answer(response.status, headers, response.read())
-    connection.close()
-    return answer
-
-
 def post(server: Server, body: bytes, path: str = "/") -> Answer:
-    return ask(server.url + path, "POST", body)
+    return fetch(server.url + path, method="POST", body=body)
 
 
 async def wait_at(connection: Connection, server: Server) -> None:
@@ -138,11 +124,11 @@ def children(server: Server) -> list[int]:
 
 
 def readiness(server: Server) -> dict:
-    return json.loads(ask(f"{server.admin_url}/readyz").body)
+    return json.loads(fetch(f"{server.admin_url}/readyz").body)
 
 
 def is_ready(server: Server) -> bool:
-    return ask(f"{server.admin_url}/readyz").status == 200
+    return fetch(f"{server.admin_url}/readyz").status == 200
 
 
 def answered(server: Server) -> float:
@@ -176,11 +162,11 @@ def test_option_without_a_command_means_serve(stack, urls, worker, failed_reload
 
     def ready() -> bool:
         with suppress(OSError):
-            return ask(url).status == 200
+            return fetch(url).status == 200
         return False
 
     server = stack.spawn("gateway", [*GATEWAY, *options], ready=ready)
-    assert ask(f"http://127.0.0.1:{number}/", "POST", b"hello").body == b"hello"
+    assert fetch(f"http://127.0.0.1:{number}/", method="POST", body=b"hello").body == b"hello"
     assert "serving with the strategy ioloop" in server.output()
     server.stop()
 
@@ -442,7 +428,7 @@ def test_killed_child_is_replaced_and_what_it_counted_stays(one, worker):
     assert metric(one, "gateway_connections_open") == 0
 
 
-def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker, tmp_path):
+async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker, tmp_path):
     # Given a gateway with two children and a file,
     config = tmp_path / "gateway.toml"
     config.write_text('processes = 2\n[[routes]]\npath = "/"\n')
@@ -471,13 +457,11 @@ def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker
             async with await Connection.open(port(server)) as connection:
                 answers.append((await connection.ask(request(b"x"))).status)
 
-    async def load() -> list[int]:
-        answers: list[int] = []
-        os.kill(server.pid, signal.SIGHUP)
+    answers: list[int] = []
+    os.kill(server.pid, signal.SIGHUP)
+    async with asyncio.timeout(TIMEOUT):
         await asyncio.gather(*(client(answers) for _ in range(10)))
-        return answers
-
-    assert set(asyncio.run(asyncio.wait_for(load(), TIMEOUT))) == {200}
+    assert set(answers) == {200}
     until(lambda: len(children(server)) == 1)
     assert not set(children(server)) & set(old)
     assert post(server, b"x", "/new").status == 200
@@ -567,7 +551,7 @@ def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
     # when it is silent for longer than a healthy one may be,
     os.kill(new, signal.SIGSTOP)
     for _ in range(2):
-        assert ask(f"{server.admin_url}/healthz").status == 503
+        assert fetch(f"{server.admin_url}/healthz").status == 503
     os.kill(new, signal.SIGCONT)
     proxy.resume()
 
@@ -599,7 +583,7 @@ def test_killed_childs_successor_is_not_doubled_by_a_hangup(one):
 # Stopping ---------------------------------------------------------------------------------
 
 
-def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worker):
+async def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worker):
     server = gateway("--processes", "2")
 
     async def client(answers: list[int]) -> None:
@@ -612,16 +596,13 @@ def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worke
                     assert await connection.at_end()
                     return
 
-    async def load() -> list[int]:
-        answers: list[int] = []
-        clients = [asyncio.ensure_future(client(answers)) for _ in range(50)]
-        while len(answers) < 200:
-            await asyncio.sleep(0.01)
-        os.kill(server.pid, signal.SIGTERM)
+    answers: list[int] = []
+    clients = [asyncio.ensure_future(client(answers)) for _ in range(50)]
+    while len(answers) < 200:
+        await asyncio.sleep(0.01)
+    os.kill(server.pid, signal.SIGTERM)
+    async with asyncio.timeout(TIMEOUT):
         await asyncio.gather(*clients)
-        return answers
-
-    answers = asyncio.run(asyncio.wait_for(load(), TIMEOUT))
     assert set(answers) == {200} and len(answers) > 200
     assert exit_code(server) == 0
     assert "Traceback" not in server.output()
@@ -668,21 +649,18 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway
         assert "Traceback" not in said
 
 
-def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
+async def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
     busy = gateway(*nobody(60))
     config = Path(nobody(60)[1])
     config.write_text(f"grace = 0.2\n{config.read_text()}")
     os.kill(busy.pid, signal.SIGHUP)
     until(lambda: "reloaded" in busy.output())
 
-    async def talk() -> None:
-        async with await Connection.open(port(busy)) as connection:
-            await wait_at(connection, busy)
-            os.kill(busy.pid, signal.SIGTERM)
-            with suppress(ConnectionResetError):
-                assert await connection.at_end()
-
-    asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    async with asyncio.timeout(TIMEOUT), await Connection.open(port(busy)) as connection:
+        await wait_at(connection, busy)
+        os.kill(busy.pid, signal.SIGTERM)
+        with suppress(ConnectionResetError):
+            assert await connection.at_end()
 
     assert exit_code(busy) == 0
     assert "drained: requests cut off after `grace` without an answer: 1\n" in busy.output()
@@ -719,20 +697,17 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     assert "requests: " not in one.output()
 
 
-def test_second_signal_ends_at_once(gateway, nobody):
+async def test_second_signal_ends_at_once(gateway, nobody):
     server = gateway(*nobody(60))
 
-    async def talk() -> None:
-        async with await Connection.open(port(server)) as connection:
-            await wait_at(connection, server)
-            os.kill(server.pid, signal.SIGTERM)
-            while "draining" not in server.output():
-                await asyncio.sleep(0.01)
-            os.kill(server.pid, signal.SIGTERM)
-            with suppress(ConnectionResetError):
-                assert await connection.at_end()
-
-    asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    async with asyncio.timeout(TIMEOUT), await Connection.open(port(server)) as connection:
+        await wait_at(connection, server)
+        os.kill(server.pid, signal.SIGTERM)
+        while "draining" not in server.output():
+            await asyncio.sleep(0.01)
+        os.kill(server.pid, signal.SIGTERM)
+        with suppress(ConnectionResetError):
+            assert await connection.at_end()
     exit_code(server)
     assert "Traceback" not in server.output()
 
@@ -743,16 +718,16 @@ def test_second_signal_ends_at_once(gateway, nobody):
 def test_frozen_child_is_not_healthy_now_and_again(two):
     health = f"{two.admin_url}/healthz"
     (frozen, _) = children(two)
-    assert ask(health).status == 200
+    assert fetch(health).status == 200
 
     for _ in range(2):
         os.kill(frozen, signal.SIGSTOP)
         for _ in range(2):
-            answer = ask(health)
+            answer = fetch(health)
             assert (answer.status, json.loads(answer.body)["healthy"]) == (503, False)
         assert is_ready(two)  # the other one serves
         os.kill(frozen, signal.SIGCONT)
-        until(lambda: ask(health).status == 200)
+        until(lambda: fetch(health).status == 200)
 
 
 def test_health_waits_for_nobody_to_ask_for_readiness(one):
@@ -761,11 +736,11 @@ def test_health_waits_for_nobody_to_ask_for_readiness(one):
     until(lambda: old not in one.pids())
     # Sooner than a new child would have to have answered.
     assert TIMEOUT < START_TIMEOUT
-    until(lambda: ask(f"{one.admin_url}/healthz").status == 200)
+    until(lambda: fetch(f"{one.admin_url}/healthz").status == 200)
 
 
 def test_the_pages_load_nothing_else(one):
-    page = ask(f"{one.admin_url}/")
+    page = fetch(f"{one.admin_url}/")
 
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=UTF-8")
     policy = page.headers["content-security-policy"]
@@ -773,13 +748,13 @@ def test_the_pages_load_nothing_else(one):
     files = set(re.findall(r'(?:src|<link[^>]* href)="([^"]+)"', page.body.decode())) - {"data:,"}
     assert {file.partition("?")[0] for file in files} == {"./page/style.css", "./page/page.js"}
     for file in files:
-        found = ask(f"{one.admin_url}/{file[2:]}")
+        found = fetch(f"{one.admin_url}/{file[2:]}")
         assert "immutable" in found.headers["cache-control"]
-        other = ask(f"{one.admin_url}/{file[2:].partition('?')[0]}?other")
+        other = fetch(f"{one.admin_url}/{file[2:].partition('?')[0]}?other")
         assert other.headers["cache-control"] == "no-cache" and other.body == found.body
         assert found.status == 200 and not re.search(r"https?:", found.body.decode())
         assert found.headers["content-type"].startswith("text/")
-    assert ask(f"{one.admin_url}/page/other.js").status == 404
+    assert fetch(f"{one.admin_url}/page/other.js").status == 404
     told = readiness(one)
     assert (told["version"], told["strategy"]) == (__version__, "redis")
 
@@ -797,7 +772,7 @@ def test_broker_that_is_away_fails_readiness_but_not_liveness(
         until(lambda: not is_ready(one))
         (child,) = readiness(one)["children"]
         assert child["broker"] and not child["results"]
-        assert ask(f"{one.admin_url}/healthz").status == 200
+        assert fetch(f"{one.admin_url}/healthz").status == 200
         answer = post(one, b"x")
         assert (answer.status, answer.type) == (503, "broker-unavailable")
         assert answer.headers["retry-after"] == "1"

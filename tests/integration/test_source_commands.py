@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +16,14 @@ from loadtest.examples import example
 from tests.docs.test_sources_doc import SECRET, SECTIONS, environment
 from tests.integration.senders import ENCRYPTION
 from tests.integration.senders import SECRET as OTHER_SECRET
-from tests.integration.webhooks import start_worker, toml
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.integration.webhooks import TASKS
+from tests.support.config import toml
+from tests.support.stack import Server, Stack
 
 #: Seed and public key of RFC 8032, 7.1, test 1.
 SEED = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
 PUBLIC = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+WORKER = {"app": TASKS}
 #: The sources whose answers are encrypted.
 ENCRYPTED = {"dingtalk", "wechat", "wecom"}
 
@@ -47,14 +48,9 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
 
 
 @pytest.fixture(scope="module")
-def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, documented) -> Iterator[Server]:
-    worker = start_worker(stack, rabbitmq, redis_server)
+def gateway(stack: Stack, urls: list[str], worker: Server, documented) -> Server:
     file, env = documented
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file), env=env)
-    yield gateway
-    gateway.kill()
-    worker.kill()
+    return stack.gateway("--strategy=pika", *urls, "--config", str(file), env=env)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import hmac
 import json
 import time
 from base64 import b64encode
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -24,9 +23,10 @@ from tests.integration.senders import (
     proof,
     times,
 )
-from tests.integration.webhooks import Call, ask, others, toml
+from tests.integration.webhooks import Call, ask, others
+from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
 SEED = bytes(range(32))
 SOURCES = {
@@ -42,16 +42,9 @@ SOURCES = {
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path_factory
-) -> Iterator[Server]:
-    file = tmp_path_factory.mktemp("handshakes") / "gateway.toml"
+def gateway(start_gateway) -> Server:
     sources = {name: {"scheme": name, **options} for name, options in SOURCES.items()}
-    file.write_text(toml(sources, [{"path": f"/{name}", "source": name} for name in SOURCES]))
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway(*urls, "--config", str(file))
-    yield gateway
-    gateway.kill()
+    return start_gateway(toml(sources, [{"path": f"/{n}", "source": n} for n in SOURCES]))
 
 
 def mac(text: str) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,9 +22,10 @@ from tests.integration.senders import (
     shopify,
     times,
 )
-from tests.integration.webhooks import Call, ask, start_worker, toml
+from tests.integration.webhooks import TASKS, Call, ask
+from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
 SOURCES: dict[str, dict[str, Any]] = {
     "plain": {"scheme": "wechat", "secrets": SECRET},
@@ -35,30 +35,14 @@ SOURCES: dict[str, dict[str, Any]] = {
     "feishu": {"scheme": "feishu", "secrets": SECRET},
     "shopify": {"scheme": "shopify", "secrets": SECRET},
 }
+WORKER = {"app": TASKS}
 ROUTES = [{"path": f"/{name}", "source": name, "task": "tests.said"} for name in SOURCES]
 ROUTES[list(SOURCES).index("dingtalk")]["events"] = ["org_*"]
 
 
-@pytest.fixture(scope="module")
-def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
-    worker = start_worker(stack, rabbitmq, redis_server)
-    yield worker
-    worker.kill()
-
-
 @pytest.fixture(scope="module", params=["pika", "redis"])
-def gateway(
-    request, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker, tmp_path_factory
-) -> Iterator[Server]:
-    file = tmp_path_factory.mktemp("replies") / "gateway.toml"
-    file.write_text(toml(SOURCES, ROUTES))
-    gateway = stack.gateway(
-        f"--strategy={request.param}",
-        *("--broker", rabbitmq.url, "--result-backend", redis_server.url),
-        *("--config", str(file)),
-    )
-    yield gateway
-    gateway.kill()
+def gateway(request, start_gateway, worker) -> Server:
+    return start_gateway(toml(SOURCES, ROUTES), f"--strategy={request.param}")
 
 
 def message(form: str, **changes: Any) -> str:

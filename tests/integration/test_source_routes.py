@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.integration.senders import SECRET, github, wechat
-from tests.integration.webhooks import ask, ask_all, start_worker, toml
+from tests.integration.webhooks import TASKS, ask, ask_all
+from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
 UNROUTED = "gateway_events_unrouted_total"
 
@@ -32,20 +32,12 @@ ROUTES = [
     {"path": "/slow", "source": "slow"},
     {"path": "/wechat", "source": "wechat", "events": ["text"]},
 ]  # fmt: skip
+WORKER = {"app": TASKS, "queues": ["celery", "issues"]}
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path_factory
-) -> Iterator[Server]:
-    worker = start_worker(stack, rabbitmq, redis_server, queues=["celery", "issues"])
-    file = tmp_path_factory.mktemp("routes") / "gateway.toml"
-    file.write_text(toml(SOURCES, ROUTES))
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file))
-    yield gateway
-    gateway.kill()
-    worker.kill()
+def gateway(start_gateway, worker: Server) -> Server:
+    return start_gateway(toml(SOURCES, ROUTES), "--strategy=pika")
 
 
 # Events -------------------------------------------------------------------------------------

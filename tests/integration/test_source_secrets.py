@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,8 +13,9 @@ import pytest
 from twilio.request_validator import RequestValidator
 
 from tests.integration.senders import AES_KEY, ENCRYPTION, SECRET, github, wechat
-from tests.integration.webhooks import Call, ask, ask_all, start_worker, toml
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.integration.webhooks import TASKS, Call, ask, ask_all
+from tests.support.config import toml
+from tests.support.stack import Server, Stack
 from tests.support.waiting import until
 
 OLD_SECRET, FILE_SECRET = "0ld-s3cret", "s3cret-in-a-file"
@@ -28,6 +28,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "telegram": {"scheme": "telegram", "secrets": SECRET},
     "twilio": {"scheme": "twilio", "secrets": SECRET},
 }
+WORKER = {"app": TASKS}
 ROUTES = [
     *({"path": f"/{name}", "source": name} for name in (*SOURCES, "file")),
     {"path": "/fail", "source": "gitlab", "task": "appserver.tasks.fail"},
@@ -46,13 +47,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, files) -> Iterator[Server]:
-    worker = start_worker(stack, rabbitmq, redis_server)
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(files / "gateway.toml"))
-    yield gateway
-    gateway.kill()
-    worker.kill()
+def gateway(stack: Stack, urls: list[str], worker: Server, files) -> Server:
+    return stack.gateway("--strategy=pika", *urls, "--config", str(files / "gateway.toml"))
 
 
 def twilio(host: str, fields: dict[str, str]) -> Call:

@@ -5,7 +5,6 @@ Each byte of them is changed in tests/unit/sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import pytest
 
 from gateway.stack.programs import find
 from tests.integration.vectors import FOUND, MORE_WRONG, VECTORS, Vector
-from tests.integration.webhooks import Call, ask, ask_all, toml
+from tests.integration.webhooks import Call, ask, ask_all
+from tests.support.config import toml
 from tests.support.http_client import Answer
 from tests.support.requests import PUBLISHED, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Stack
 
 ALL = [*VECTORS, *MORE_WRONG]
 
@@ -68,26 +68,13 @@ class Gateway:
             self.clock.set(vector.at)
         return ask_all(self.nginx, calls)
 
-    def kill(self) -> None:
-        self.nginx.kill()
-        self.server.kill()
-
 
 @pytest.fixture(scope="module")
-def gateways(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, start, tmp_path_factory
-) -> Iterator[list[Gateway]]:
+def gateways(stack: Stack, urls: list[str], worker, start, tmp_path_factory) -> list[Gateway]:
     """Two that differ in their secrets only: the second one's are wrong."""
-    urls = ["--strategy=pika", "--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    worker = stack.worker(rabbitmq.url, redis_server.url)
-    files = [tmp_path_factory.mktemp("vectors") / f"{name}.toml" for name in ("right", "wrong")]
-    gateways = [
-        Gateway(stack, start, urls, file, wrong)
-        for file, wrong in zip(files, (False, True), strict=True)
-    ]
-    yield gateways
-    for server in (*gateways, worker):
-        server.kill()
+    directory, urls = tmp_path_factory.mktemp("vectors"), ["--strategy=pika", *urls]
+    kinds = {"right": False, "wrong": True}
+    return [Gateway(stack, start, urls, directory / f"{n}.toml", w) for n, w in kinds.items()]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 import pytest
@@ -22,26 +21,17 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
+from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
-OPEN = """
-[[routes]]
-path = "/open"
-task = "faults.run"
-"""
+OPEN = route("/open")
 #: What `without_state` says.
 WITHOUT = ("refuse", "relay")
 PROMPT = 2.5  # seconds until a store that hangs is given up
-
-
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Servers:
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=10)
-    yield servers
-    servers.stop()
+WORKER = {"concurrency": 10}
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +44,10 @@ def state(start, stack: Stack) -> Server:
 def gateways(servers: Servers, state: Server) -> dict[str, Server]:
     """One for each thing to do without claims; each test uses both at once."""
 
-    def start(without: str) -> Server:
-        config = f'state_url = "{state.url}"\nwithout_state = "{without}"\n'
-        return servers.gateway("redis", config + KEYED + OPEN)
+    def config(without: str) -> str:
+        return f'state_url = "{state.url}"\nwithout_state = "{without}"\n{KEYED}{OPEN}'
 
-    with ThreadPoolExecutor() as threads:
-        return dict(zip(WITHOUT, threads.map(start, WITHOUT), strict=True))
+    return servers.each({name: ("redis", config(name)) for name in WITHOUT})
 
 
 def is_ready(gateway: Server) -> bool:
@@ -153,8 +141,7 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateways, sta
 def test_refused_deliveries_leave_room_for_others(servers, state):
     room = "max_body = 40000\nmax_in_flight_bytes = 250000\n"
     config = f'state_url = "{state.url}"\n{room}' + KEYED + OPEN
-    with ThreadPoolExecutor() as threads:
-        gateways = list(threads.map(lambda s: servers.gateway(s, config), ["redis", "pika"]))
+    gateways = servers.each({name: (name, config) for name in ("redis", "pika")}).values()
     large = "x" * 30_000
 
     async def away(gateway: Server) -> list[Answer]:
@@ -211,14 +198,12 @@ def test_a_full_store_is_an_error_that_can_be_seen(servers, gateways, state):
 
 
 def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers):
-    strategies = ["redis", "pika"]
-    with ThreadPoolExecutor() as threads:
-        gateways = list(threads.map(lambda name: servers.gateway(name, KEYED), strategies))
+    gateways = servers.each({name: (name, KEYED) for name in ("redis", "pika")})
 
     async def cut() -> list[list[Answer]]:
         some = [
             asyncio.gather(*(deliver(gateway, f"cut-{name}", until="cut") for _ in range(21)))
-            for name, gateway in zip(strategies, gateways, strict=True)
+            for name, gateway in gateways.items()
         ]
         await eventually(lambda: len(channels(servers.results)) == 4)
         with redis.Redis.from_url(servers.results.url) as client:
@@ -231,11 +216,11 @@ def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers):
                 await asyncio.sleep(0.3)
         return await asyncio.gather(*some)
 
-    for name, answers in zip(strategies, run(cut()), strict=True):
+    for name, answers in zip(gateways, run(cut()), strict=True):
         assert {(a.status, a.body) for a in answers} == {(200, f"cut-{name}".encode())}
         assert len(servers.executions(f"cut-{name}")) == 1
     run(eventually(lambda: channels(servers.results) == []))
-    for gateway in gateways:
+    for gateway in gateways.values():
         assert metric(gateway, "gateway_in_flight") == 0
         gateway.stop()
 
@@ -245,9 +230,8 @@ LIMITS = ("max_in_flight = 5", "max_in_flight_bytes = 115000\nmax_body = 40000")
 
 
 def test_what_is_one_too_many_is_refused_at_once(servers):
-    configs = [f"{limit}\n{KEYED}{OPEN}" for limit in LIMITS]
-    with ThreadPoolExecutor() as threads:
-        gateways = list(threads.map(lambda config: servers.gateway("redis", config), configs))
+    configs = {limit: ("redis", f"{limit}\n{KEYED}{OPEN}") for limit in LIMITS}
+    gateways = servers.each(configs).values()
 
     async def fill(gateway: Server, key: str) -> tuple[list[Answer], list[Answer]]:
         # Ten thousand bytes each, those that join included.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -14,18 +13,15 @@ from gateway.metrics import Metrics
 from gateway.stores.state_store import StateStore
 from tests.integration.deliveries import KEYED
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
-from tests.support.waiting import eventually
+from tests.support.stack import Server, free_port
+from tests.support.waiting import eventually, until
 
 PREFIX = 'state_prefix = "shared"\n'
 
 
 @pytest.fixture(scope="module")
-def gateway(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path_factory) -> Server:
-    path = tmp_path_factory.mktemp("watch") / "gateway.toml"
-    path.write_text(PREFIX + KEYED)
-    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    return stack.gateway("--strategy=redis", *urls, "--processes", "2", "--config", str(path))
+def gateway(start_gateway) -> Server:
+    return start_gateway(PREFIX + KEYED, "--strategy=redis", "--processes", "2")
 
 
 def config(gateway_broker: str, results: str, **settings: object) -> Config:
@@ -39,28 +35,23 @@ def test_how_full_redis_is_can_be_seen(gateway, redis_server):
         used = client.info("memory")["used_memory"]
         client.config_set("maxmemory", used * 4)
         try:
-            asyncio.run(
-                eventually(lambda: 0.1 < metric(gateway, "gateway_state_memory_ratio") < 0.5)
-            )
+            until(lambda: 0.1 < metric(gateway, "gateway_state_memory_ratio") < 0.5)
         finally:
             client.config_set("maxmemory", 0)
 
 
-def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
+async def test_where_redis_is_gone_the_last_sizes_are_kept(rabbitmq, caplog):
     caplog.set_level(logging.DEBUG, "gateway.claims.idempotency")
     gone = config(rabbitmq.url, f"redis://127.0.0.1:{free_port()}/0")
     metrics = Metrics()
     metrics.set("gateway_state_keys", 7)
 
-    async def watch() -> None:
-        store = StateStore(gone, "claims")
-        watching = StateWatch(metrics, store)
-        await store.start()
-        await watching.start()
-        await eventually(lambda: "cannot check the Redis of the claims" in caplog.text)
-        await watching.stop()
-        await store.stop()
-
-    asyncio.run(watch())
+    store = StateStore(gone, "claims")
+    watching = StateWatch(metrics, store)
+    await store.start()
+    await watching.start()
+    await eventually(lambda: "cannot check the Redis of the claims" in caplog.text)
+    await watching.stop()
+    await store.stop()
     assert metrics.get("gateway_state_keys") == 7
     metrics.close()

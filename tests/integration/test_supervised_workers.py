@@ -15,19 +15,13 @@ from tests.integration.deliveries import ROOT, URLS
 from tests.integration.limited_tasks import RAN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
 from tests.integration.test_poison import RUNS
-from tests.support.stack import RabbitMQ, Server
+from tests.support.config import route
+from tests.support.stack import Server
 
-ROUTE = """
-[[routes]]
-path = "/{path}"
-task = "limited.run"
-queue = "{queue}"
-{rest}
-"""
 LIMITS = {
-    "accept": 'answer = "accept"',
-    "soft": "soft_time_limit = 1",
-    "hard": "time_limit = 1",
+    "/accept": {"answer": "accept"},
+    "/soft": {"soft_time_limit": 1},
+    "/hard": {"time_limit": 1},
 }
 MANY = 400
 
@@ -48,7 +42,7 @@ class Workers(Servers):
 
     def gateway(self, *options: str) -> Server:
         config = self.directory / "gateway.toml"
-        routes = (ROUTE.format(path=p, queue=self.queue, rest=r) for p, r in LIMITS.items())
+        routes = (route(p, "limited.run", queue=self.queue, **r) for p, r in LIMITS.items())
         config.write_text(URLS + "timeout = 25\n" + "".join(routes))
         urls = ["--broker", self.broker.url, "--result-backend", self.results]
         gateway = self.stack.gateway("--config", str(config), *urls, *options)
@@ -66,11 +60,6 @@ class Workers(Servers):
     def _lines(self) -> list[list[str]]:
         file = self.directory / RAN
         return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-
-
-@pytest.fixture(scope="module")
-def broker(own_rabbitmq) -> RabbitMQ:
-    return own_rabbitmq
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def documented() -> list[list[tuple[str, str]]]:
     return [[tuple(line.split()) for line in way.splitlines()] for way in ways]
 
 
-def test_a_request_goes_the_way_that_is_written_down(
+async def test_a_request_goes_the_way_that_is_written_down(
     stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
 ):
     worker = stack.worker(rabbitmq.url, redis_server.url)
@@ -40,26 +40,23 @@ def test_a_request_goes_the_way_that_is_written_down(
         if event == "call" and path.is_relative_to(PACKAGE):
             calls.append((str(path.relative_to(PACKAGE)), frame.f_code.co_qualname))
 
-    async def serving() -> None:
-        settings = {"broker_url": rabbitmq.url, "strategy": "pika", "result_backend": ""}
-        settings["routes"] = [{"path": "/", "task": "appserver.tasks.echo"}]
-        one = Gateway(find("pika"), settings)
-        await one.relay.start()
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                while any(one.relay.checks().values()):
-                    await asyncio.sleep(0.01)
-                async with await one.open() as connection:
-                    sys.setprofile(called)
-                    answer = await connection.ask(request(b"hello"))
-                    sys.setprofile(None)
-            assert (answer.status, answer.body) == (200, b"hello")
-        finally:
-            sys.setprofile(None)
-            await one.relay.stop()
-            await one.close()
-
-    asyncio.run(serving())
+    settings = {"broker_url": rabbitmq.url, "strategy": "pika", "result_backend": ""}
+    settings["routes"] = [{"path": "/", "task": "appserver.tasks.echo"}]
+    one = Gateway(find("pika"), settings)
+    await one.relay.start()
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            while any(one.relay.checks().values()):
+                await asyncio.sleep(0.01)
+            async with await one.open() as connection:
+                sys.setprofile(called)
+                answer = await connection.ask(request(b"hello"))
+                sys.setprofile(None)
+        assert (answer.status, answer.body) == (200, b"hello")
+    finally:
+        sys.setprofile(None)
+        await one.relay.stop()
+        await one.close()
     worker.stop()
 
     ways = documented()

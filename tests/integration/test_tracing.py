@@ -15,6 +15,7 @@ from gateway.cli import main
 from gateway.config.strategies import STRATEGIES
 from tests.docs.test_documents import text
 from tests.integration.deliveries import URLS, gather, run, send
+from tests.support.config import route, source
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector, Span
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
@@ -50,65 +51,28 @@ def further(query, headers, body):
 """
 ROUTES = (
     URLS
-    + """
+    + """\
 journal = 100
 log_requests = true
-
-[sources.lab]
-scheme = "gitlab"
-secrets = "of these tests only"
-
-[[routes]]
-path = "/run/{name}"
-task = "traced.run"
-queue = "traced"
-
-[[routes]]
-path = "/fail"
-task = "traced.fail"
-queue = "traced"
-
-[[routes]]
-path = "/signed"
-source = "lab"
-task = "traced.run"
-queue = "traced"
-
-[[routes]]
-path = "/accept"
-task = "traced.run"
-queue = "traced"
-answer = "accept"
-
-[[routes]]
-path = "/late"
-task = "traced.run"
-queue = "nobody-consumes-traced"
-deadline = 0.5
-
-[[routes]]
-path = "/unroutable"
-task = "traced.run"
-queue = "nobody-made-traced"
-declare = false
-
-[[routes]]
-path = "/once"
-task = "traced.run"
-queue = "traced"
-idempotency = "header:Idempotency-Key"
-idempotency_scope = "route"
-deadline = 30
-
-[[routes]]
-path = "/both"
-task = "traced.run"
-queue = "traced"
-
-[[routes.also]]
-task = "traced.further"
-queue = "traced"
 """
+    + source("lab", "gitlab", secrets="of these tests only")
+    + route("/run/{name}", "traced.run", queue="traced")
+    + route("/fail", "traced.fail", queue="traced")
+    + route("/signed", "traced.run", source="lab", queue="traced")
+    + route("/accept", "traced.run", queue="traced", answer="accept")
+    + route("/late", "traced.run", queue="nobody-consumes-traced", deadline=0.5)
+    + route("/unroutable", "traced.run", queue="nobody-made-traced", declare=False)
+    + route(
+        "/once",
+        "traced.run",
+        queue="traced",
+        idempotency="header:Idempotency-Key",
+        idempotency_scope="route",
+        deadline=30,
+    )
+    + route(
+        "/both", "traced.run", queue="traced", also=[{"task": "traced.further", "queue": "traced"}]
+    )
 )
 
 
@@ -304,20 +268,17 @@ def test_a_sender_that_leaves_is_told(gateway, collector):
     assert "http.response.status_code" not in told
 
 
-def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
+async def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
     first, second = (
         f"traceparent: 00-{'c' * 32}-{PARENT}-00",
         f"traceparent: 00-{'d' * 32}-{PARENT}-00",
     )
     key = "Idempotency-Key: traced"
 
-    async def both() -> list[Answer]:
-        return await gather(
-            send(gateway, "/once?seconds=1", "joined", first, key),
-            send(gateway, "/once?seconds=1", "joined", second, key),
-        )
-
-    answers = run(both())
+    answers = await gather(
+        send(gateway, "/once?seconds=1", "joined", first, key),
+        send(gateway, "/once?seconds=1", "joined", second, key),
+    )
 
     # Both get the answer of one task, and each its own ids.
     assert answers[0].body == answers[1].body
@@ -331,7 +292,7 @@ def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
     assert other["wait"].attributes == {"gateway.task.id": task, "gateway.joined": True}
     assert "publish" in ran and "publish" not in other
     # A try after that gets the kept answer, in its own trace.
-    third = ask(gateway, "/once?seconds=1", "joined", key)
+    third = await send(gateway, "/once?seconds=1", "joined", key)
     assert third.body == answers[0].body
     assert ids(third)[0] not in ("c" * 32, "d" * 32)
 

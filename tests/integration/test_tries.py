@@ -14,8 +14,8 @@ import kombu
 import pytest
 
 from tests.integration.deliveries import Servers, channels, run, send
+from tests.support.config import route
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually
 
 GRACE = 0.5  # seconds that an answer may come after its deadline
@@ -30,19 +30,11 @@ class Rhythm:
     patience: float
     deadline: float  # of each try
 
-    def route(self, more: str = "") -> str:
-        return f"""
-[[routes]]
-path = "{self.path}"
-task = "faults.run"
-answer = "wait-then-accept"
-idempotency = "json:/MsgId"
-tries = {TRIES}
-retry_after = {self.patience}
-deadline = {self.deadline}
-fallback = "success"
-{more}
-"""
+    def route(self, **more: Any) -> str:
+        times = {"tries": TRIES, "retry_after": self.patience, "deadline": self.deadline}
+        key = "json:/MsgId"
+        given = {"answer": "wait-then-accept", "idempotency": key, "fallback": "success"}
+        return route(self.path, **given, **times, **more)
 
 
 QUICK = Rhythm("/quick", 1.5, 1.25)
@@ -51,7 +43,7 @@ WECHAT = Rhythm("/wechat", 5.0, 4.5)
 WECHAT_SECONDS = (12, 17)
 #: The queue is missing at first.
 REFUSED = Rhythm("/refused", 1.0, 0.75)
-CONFIG = QUICK.route() + WECHAT.route() + REFUSED.route('queue = "later"\ndeclare = false')
+CONFIG = QUICK.route() + WECHAT.route() + REFUSED.route(queue="later", declare=False)
 
 
 class Deployment:
@@ -84,12 +76,8 @@ class Deployment:
         return None, TRIES, rhythm.patience
 
 
-@pytest.fixture(scope="module")
-def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Servers]:
-    # As many processes as there are tasks at once: none waits for another one.
-    servers = Servers(stack, rabbitmq, redis_server, concurrency=12)
-    yield servers
-    servers.stop()
+# As many processes as there are tasks at once: none waits for another one.
+WORKER = {"concurrency": 12}
 
 
 @pytest.fixture(scope="module")
@@ -196,21 +184,18 @@ def test_at_the_end_nobody_waits(servers, deployments):
 
 
 # The last one: its task never runs, so the gateway goes on listening for the result.
-def test_tries_go_on_counting_after_one_was_refused(servers, deployments):
+async def test_tries_go_on_counting_after_one_was_refused(servers, deployments):
     # The first comes to nothing, as the queue is missing. The third is the last all the same,
     # and has to have an answer in time.
     gateway, body = deployments[0].gateways[0], deployments[0].message(40)
 
-    async def tries() -> tuple[bytes, float]:
-        refused = await send(gateway, REFUSED.path, body)
-        assert refused.type == "unroutable"
-        await asyncio.to_thread(declare, servers, "later")
-        assert await send(gateway, REFUSED.path, body, patience=REFUSED.patience) is None
-        began = monotonic()
-        answer = await send(gateway, REFUSED.path, body, patience=REFUSED.patience)
-        return answer and answer.body, monotonic() - began
-
-    answer, seconds = run(tries())
+    refused = await send(gateway, REFUSED.path, body)
+    assert refused.type == "unroutable"
+    await asyncio.to_thread(declare, servers, "later")
+    assert await send(gateway, REFUSED.path, body, patience=REFUSED.patience) is None
+    began = monotonic()
+    answer = await send(gateway, REFUSED.path, body, patience=REFUSED.patience)
+    answer, seconds = answer and answer.body, monotonic() - began
 
     assert answer == b"success"
     assert seconds <= REFUSED.deadline + GRACE

@@ -10,23 +10,23 @@ import redis
 
 from gateway.history.gateways import KEY
 from tests.integration.deliveries import Servers
+from tests.support.config import route
 from tests.support.environment import inherited
 from tests.support.requests import post
 from tests.support.stack import RabbitMQ, Stack
 from tests.support.waiting import until
 
-ROUTES = """
-journal = 100
-[[routes]]
-path = "/keyed"
-idempotency = "json:/id"
-queue = "orders"
-also = [{ task = "api.core.main", queue = "audit" }]
-[[routes]]
-path = "/session"
-queue = "session-{query:s}"
-queue_pattern = "session-[a-z]"
-"""
+ROUTES = (
+    "journal = 100\n"
+    + route(
+        "/keyed",
+        None,
+        idempotency="json:/id",
+        queue="orders",
+        also=[{"task": "api.core.main", "queue": "audit"}],
+    )
+    + route("/session", None, queue="session-{query:s}", queue_pattern="session-[a-z]")
+)
 PREFIX = b"gateway:/::"
 
 

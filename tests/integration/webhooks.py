@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from tests.support.http_client import Answer, Connection, request
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
-ROOT = Path(__file__).parents[2]
+#: The app server with more tasks.
 TASKS = "tests.integration.webhook_tasks"
-
-
-def start_worker(
-    stack: Stack, rabbitmq: RabbitMQ, redis: Server, queues: Sequence[str] = ("celery",)
-) -> Server:
-    """Start a worker that has the tasks of `TASKS` beside its own."""
-    return stack.worker(rabbitmq.url, redis.url, app=TASKS, queues=queues, cwd=ROOT)
 
 
 @dataclass(frozen=True)
@@ -78,13 +68,3 @@ def others(text: str) -> Iterator[str]:
     for i, character in enumerate(text):
         for by in {other(character), character.swapcase()} - {character}:
             yield text[:i] + by + text[i + 1 :]
-
-
-def toml(sources: Mapping[str, Mapping[str, Any]], routes: Iterable[Mapping[str, Any]]) -> str:
-    """Write a configuration: JSON's texts, numbers, booleans and lists are TOML's as well."""
-    tables = [(f"[sources.{name}]", options) for name, options in sources.items()]
-    tables += [("[[routes]]", route) for route in routes]
-    return "".join(
-        "\n".join([head, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), "", ""])
-        for head, table in tables
-    )

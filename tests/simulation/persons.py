@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError, NotConfirmed, RequestError
 from gateway.journal.entry import Entry
-from gateway.journal.store import JournalStore
 from gateway.journal.replay import Publish, Replay, Replays, publishing
+from gateway.journal.store import JournalStore
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.records import Published, Replayed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,18 @@ def redis_of(kind: str, stack: Stack, certificates: Certificates) -> Iterator[Se
     yield server
     for each in reversed(servers):
         each.stop()
+
+
+def account(server: Server, *forbidden: str, channels: Sequence[str] = ("*",)) -> str:
+    """Make an account that may do everything but these commands; return the URL with its name."""
+    name = "-".join(["without", *forbidden])
+    with redis.Redis.from_url(server.url) as client:
+        client.acl_setuser(
+            name, enabled=True, passwords=["+secret"], categories=["+@all"], keys=["*"],
+            commands=[f"-{each}" for each in forbidden], channels=channels,
+            reset_channels=not channels,
+        )  # fmt: skip
+    return server.url.replace("redis://", f"redis://{name}:secret@")
 
 
 class Nodes:

@@ -1,11 +1,13 @@
-"""Requests by Tornado's own client, and what a gateway has counted of them."""
+"""Requests that are sent one by one or all at once, and what a gateway has counted of them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import urllib.request
 from collections.abc import Sequence
+from contextlib import closing
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import HTTPResponse
@@ -14,6 +16,7 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from gateway.metrics import Metrics
 from gateway.process.counters import Reader
 from gateway.stack import Server
+from tests.support.http_client import Answer
 
 #: How many requests were answered, and how many messages were handed to the broker.
 REQUESTS = "http_server_request_duration_seconds_count"
@@ -57,21 +60,27 @@ def post(url: str, body: bytes = b"hello") -> HTTPResponse:
     return answer
 
 
-def get(url: str) -> HTTPResponse:
-    async def run() -> HTTPResponse:
-        client = SimpleAsyncHTTPClient(force_instance=True)
-        try:
-            return await client.fetch(url, raise_error=False)
-        finally:
-            client.close()
+def fetch(url: str, *headers: str, method: str = "GET", body: bytes | None = None) -> Answer:
+    """Send one request to a URL, and follow nowhere; holds up the loop."""
+    parts = urlsplit(url)
+    target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
+    with closing(HTTPConnection(str(parts.hostname), parts.port, timeout=120)) as connection:
+        connection.request(method, target, body, dict(line.split(": ", 1) for line in headers))
+        found = connection.getresponse()
+        named = {name.lower(): value for name, value in found.getheaders()}
+        return Answer(found.status, named, found.read())
 
-    return asyncio.run(run())
+
+def scrape(gateway: Server, *headers: str) -> str:
+    """Return all that a gateway tells of its metrics."""
+    answer = fetch(f"{gateway.admin_url}/metrics", *headers)
+    assert answer.status == 200
+    return answer.body.decode()
 
 
 def metric(gateway: Server, name: str, **labels: object) -> float:
     """Return the sum of a metric's series that have these labels; holds up the loop."""
-    with urllib.request.urlopen(f"{gateway.admin_url}/metrics") as answer:
-        return total(answer.read().decode(), name, **labels)
+    return total(scrape(gateway), name, **labels)
 
 
 def confirmed(gateway: Server) -> float:

@@ -25,7 +25,7 @@ from gateway.stack.server import poll
 from tests.faults.client import AGAIN, Client, Sender, Sent
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
-from tests.support.requests import REQUESTS, get, metric
+from tests.support.requests import REQUESTS, fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -232,8 +232,8 @@ def judge(place: Site, sent: list[Sent]) -> None:
     assert len(accepted) > len({one.id for one in accepted}) > SOME / 4
     for number, one in enumerate(accepted[:: len(accepted) // 20]):
         gateway = place.gateways[number % 2]
-        answer = get(gateway.url + urlsplit(one.location).path)
-        assert (answer.code, answer.body.decode()) == (200, one.id)
+        answer = fetch(gateway.url + urlsplit(one.location).path)
+        assert (answer.status, answer.body.decode()) == (200, one.id)
     keyed = [one for one in sent if one.path == "/keyed"]
     assert len(keyed) > len({one.id for one in keyed})
 

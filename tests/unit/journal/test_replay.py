@@ -20,8 +20,7 @@ from gateway.errors import (
 )
 from gateway.journal import replay
 from gateway.journal.entry import Entry
-from gateway.journal.replay import aimed
-from gateway.journal.replay import superseded
+from gateway.journal.replay import aimed, superseded
 from gateway.pending_task import PendingTask
 
 PATH = {"path": "/orders"}

@@ -8,11 +8,10 @@ from time import monotonic
 import pytest
 
 from gateway.celery_message import Message, TaskIds
-from gateway.relay.further_tasks import TakenTasks
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, StateUnavailable, StoreError, Unanswered
 from gateway.pending_task import PendingTask
-from gateway.relay.further_tasks import FurtherTasks
+from gateway.relay.further_tasks import FurtherTasks, TakenTasks
 
 
 class Blocked:
