@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 import urllib.error
 import urllib.request
@@ -14,15 +15,29 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
 from gateway.stack.server import poll
 from loadtest.stack import descriptors
 from tests.faults import oracle
 from tests.faults.client import Sender
-from tests.faults.oracle import Execution, Remains, Result, Window
+from tests.faults.oracle import (
+    Execution,
+    Remains,
+    Result,
+    RowJudge,
+    RowResult,
+    Window,
+    judge_remains,
+    rules_of,
+)
 from tests.faults.tasks import EXECUTED
 from tests.support.stack import Server, Stack
 
+if TYPE_CHECKING:
+    from tests.faults.rows import Row
+
+SENT = "sent.jsonl"  # what each try was answered
 ROOT = Path(__file__).parents[2]
 SECRET = "whsec_" + "ZmF1bHRz" * 4
 DRAINED = 30.0  # seconds until what was accepted must have been executed
@@ -113,7 +128,7 @@ class Lane:
         self.problems: list[str] = []
         self.notes: dict[str, float] = {}
         self.before: Remains | None = None
-        self.window = Window(0, 0)
+        self.window = Window()
 
     def anew(self) -> Lane:
         """Return a lane that the same servers serve, and that has seen nothing yet."""
@@ -132,6 +147,12 @@ class Lane:
     @property
     def worker(self) -> Server:
         return self.workers[0]
+
+    @property
+    def servers(self) -> dict[str, Server]:
+        """Return what runs in it, by the names that faults know them by."""
+        kinds = {"worker": self.workers, "gateway": self.gateways}
+        return {f"{kind}-{n}": s for kind, all_ in kinds.items() for n, s in enumerate(all_, 1)}
 
     def start_worker(
         self,
@@ -183,12 +204,12 @@ class Lane:
     def executed(self) -> set[str]:
         return {one.id for one in self.executions()}
 
-    def drain(self) -> None:
-        """Wait until everything acknowledged is executed and nothing more is, but not for ever."""
-        self._drain({s.id for s in self.sender.sent if s.good} - self.excused)
+    def drain(self, within: float = DRAINED, pause: float = 1) -> None:
+        """Wait until everything acknowledged is executed and nothing more is, but not for ever.
 
-    def _drain(self, acknowledged: set[str], within: float = DRAINED, pause: float = 1) -> None:
-        """Nothing more is executed where nothing was in a `pause` (seconds)."""
+        Nothing more is executed where nothing was in a `pause` (seconds).
+        """
+        acknowledged = {one.delivery for one in self.sender.tries if one.good} - self.excused
         poll(lambda: acknowledged <= self.executed(), within)
         count, end = -1, monotonic() + within
         while count != (count := len(self.executions())) and monotonic() < end:
@@ -233,26 +254,43 @@ class Lane:
         serving = len(self.checks()) + len(self.gateways)
         return self.quiet() and serving == len(self.before.pids)
 
-    def judge(
-        self,
-        result: Result,
-        statuses: frozenset[int | str],
-        again: bool,
-        same: bool,
-        second: bool = False,
-    ) -> None:
-        """Add everything that this lane has shown to `result`."""
-        window = replace(self.window, statuses=statuses, again=again, second=second)
-        result.problems += self.problems
-        result.notes |= self.notes
-        sent, done = self.sender.sent, self.executions()
-        oracle.judge(result, sent, done, window, self.deadline, self.excused)
+    def judge(self, row: Row) -> Result:
+        """Say what this lane has shown of `row`."""
+        self.drain()
+        window = replace(
+            self.window, statuses=frozenset(row.statuses), again=row.again, second=row.second
+        )
+        tries = [one for one in self.sender.tries if one.delivery not in self.excused]
+        done = [one for one in self.executions() if one.id not in self.excused]
+        result = RowResult(
+            row=row.number, title=row.title, strategy=self.strategy, label=self.label,
+            problems=self.problems, notes=self.notes,
+        )  # fmt: skip
+        judge = RowJudge(self.strategy, tries, done, window, self.deadline)
+        result.judge(judge, rules_of(window))
         if self.before is not None:
             poll(self._as_before, SETTLED)
-            oracle.judge_remains(result, self.before, self.remains(), same)
-        for gateway in self.gateways:
-            if "Traceback" in gateway.output():
-                result.problems.append("the gateway logged a traceback")
+            judge_remains(result, self.before, self.remains(), row.same)
+        result.problems += self.tracebacks()
+        return result
+
+    def tracebacks(self) -> list[str]:
+        """Say which gateways have logged one."""
+        return [
+            f"{name} logged a traceback"
+            for name, server in self.servers.items()
+            if name.startswith("gateway") and "Traceback" in server.output()
+        ]
+
+    def keep_logs(self, directory: Path, **others: Server) -> None:
+        """Copy what everybody has logged to `directory`, also what `others` have."""
+        directory.mkdir(parents=True)
+        for name in (SENT, EXECUTED, self.config.name):
+            if (self.directory / name).exists():
+                shutil.copy(self.directory / name, directory)
+        for name, server in (self.servers | others).items():
+            if server.log.exists():
+                shutil.copy(server.log, directory / f"{name}.log")
 
     def stop(self) -> None:
         with ExitStack() as stopping:  # all of them, whatever becomes of one

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.client import RESET, Sender
+from tests.faults.client import Sender
+from tests.simulation.records import RESET
 from tests.support.stack import free_port
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -27,7 +28,7 @@ async def served(directory: Path, answers: list[bytes]) -> AsyncIterator[Sender]
 
     port = free_port()
     async with asyncio.timeout(20), await asyncio.start_server(serve, "127.0.0.1", port):
-        sender = Sender("sender", port, directory / "sent.jsonl", rate=1000)
+        sender = Sender("sender", {"gateway": port}, directory / "sent.jsonl", rate=1000)
         yield sender
         await sender.close()
 
@@ -56,5 +57,5 @@ async def test_an_offer_ends_at_its_limit(tmp_path, io_loop):
         sender.limit = 5
         await sender.offer(asyncio.Event())
 
-        assert len(sender.sent) == 5
-        assert all(one.good for one in sender.sent)
+        assert len(sender.tries) == 5
+        assert all(one.good for one in sender.tries)

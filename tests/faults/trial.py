@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gateway.stack.server import poll
 from tests.faults.client import EXTRA, Client, Sender
-from tests.faults.lane import Lane
+from tests.faults.faults import Fault, Injection
+from tests.faults.lane import SENT, Lane
 from tests.faults.oracle import RECOVERY, Result, Window
 from tests.faults.servers import Servers, port_of, together
+from tests.simulation.records import Injected
 from tests.support.stack import RabbitMQ, Server
+
+if TYPE_CHECKING:
+    from tests.faults.rows import Row
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
+AnyLane = TypeVar("AnyLane", bound=Lane)
 
 
 @dataclass(frozen=True)
@@ -117,9 +123,10 @@ class Trial:
         results: str = "",
         quorum: bool = False,
         label: str = "",
-    ) -> Lane:
+        kind: type[AnyLane] = Lane,
+    ) -> AnyLane:
         """Make a lane in which nothing runs yet; `label` tells it from others of the strategy."""
-        lane = Lane(
+        lane = kind(
             self.stack,
             f"{self.number}-{len(self.lanes)}-{strategy}",
             strategy,
@@ -129,12 +136,13 @@ class Trial:
             quorum,
             label,
         )
-        self._add(lane)
-        return lane
+        return self._add(lane)
 
-    def _add(self, lane: Lane) -> None:
+    def _add(self, lane: AnyLane) -> AnyLane:
+        """Have a lane stopped when the row is over."""
         self.lanes.append(lane)
         self.at_exit(lambda: None if self._kept else lane.stop())
+        return lane
 
     def keep(self) -> None:
         """Leave what `open` has started to the next row, where that may have it."""
@@ -148,10 +156,10 @@ class Trial:
             targets = tuple(t for t in options.get("targets", ()) if "?" not in t) or ("/echo",)
             options |= {"most": 1, "rate": 100 * self.size.share, "targets": targets}
         options.setdefault("rate", self.rate)
-        log = lane.directory / "sent.jsonl"
         # What was sent before, in another row, has other names.
-        name = f"{self.number}-{lane.strategy}"
-        lane.sender = Sender(name, port, log, patience=self.deadline, **options)
+        name, ports = f"{self.number}-{lane.strategy}", {"gateway": port}
+        log = lane.directory / SENT
+        lane.sender = Sender(name, ports, log, patience=self.deadline, **options)
         self.at_exit(lambda: self._hang_up(lane))
 
     @property
@@ -216,6 +224,21 @@ class Trial:
         for lane in self.loaded or self.lanes:
             lane.window = window
 
+    def inject(self, *faults: Fault) -> list[Injected]:
+        """Do this to the servers of all lanes; return what was done when all is put right."""
+        servers = {}
+        if any(fault.target == "broker" for fault in faults):
+            servers["broker"] = [self.broker]
+        if any(fault.target == "redis" for fault in faults):
+            servers["redis"] = [self.results]
+        for lane in self.lanes:
+            for name, server in lane.servers.items():
+                servers.setdefault(name, []).append(server)
+        injection = Injection(servers)
+        injection.run(faults)
+        self.lanes[0].problems += injection.problems
+        return injection.done
+
     def pause(self, seconds: float, short: float) -> None:
         """Let the fault last so many seconds, or `short` in the short form."""
         time.sleep(self.choose(seconds, short))
@@ -234,7 +257,7 @@ class Trial:
         def steady(lane: Lane) -> bool:
             # By when it was answered: what takes its time was sent before.
             since = max(lane.window.ended, monotonic() - self.size.steady)
-            answered = [one for one in lane.sender.sent[-1000:] if one.answered >= since]
+            answered = [one for one in lane.sender.tries[-1000:] if one.answered >= since]
             return len(answered) >= 20 * self.size.share and all(one.good for one in answered)
 
         time.sleep(self.size.steady)
@@ -242,29 +265,17 @@ class Trial:
 
     # The end ------------------------------------------------------------------------------
 
-    def judge(
-        self, row: int, title: str, statuses, again: bool, same: bool, second: bool = False
-    ) -> list[Result]:
+    def judge(self, row: Row) -> list[Result]:
         """Have the oracle judge every lane."""
         self.each(self._hang_up)
-        self.each(Lane.drain)
-        results = []
-        for lane in self.lanes:
-            results.append(result := Result(row, title, lane.strategy, lane.label))
-            lane.judge(result, frozenset(statuses), again, same, second)
-        return results
+        return self.each(lambda lane: lane.judge(row))
 
     def keep_logs(self, directory: Path) -> None:
         """Copy what everybody has logged to `directory`, in the place of what is there."""
         shutil.rmtree(directory, ignore_errors=True)
         for lane in self.lanes:
-            to = directory / lane.queue
-            to.mkdir(parents=True)
-            files = [lane.directory / name for name in ("sent.jsonl", "executed.jsonl")]
-            logs = [server.log for server in (*lane.gateways, *lane.workers)]
-            for file in (*files, *logs):
-                if file.exists():
-                    shutil.copy(file, to)
+            shared = self.servers.running
+            lane.keep_logs(directory / lane.queue if len(self.lanes) > 1 else directory, **shared)
 
     def close(self) -> None:
         """Stop what this row has started, all of it even where something fails."""
@@ -273,4 +284,4 @@ class Trial:
 
 def _sent(lane: Lane) -> int:
     """Count the requests that the oracle judges."""
-    return len(lane.sender.sent) - len(lane.excused)
+    return len(lane.sender.tries) - len(lane.excused)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.strategies import STRATEGIES
-from tests.faults.client import RESET
 from tests.faults.oracle import Result
 from tests.faults.rows import (
     brokers,
@@ -23,6 +22,7 @@ from tests.faults.rows import (
 )
 from tests.faults.servers import Servers
 from tests.faults.trial import WHOLE, Size, Trial
+from tests.simulation.records import RESET
 
 SIX = tuple(STRATEGIES)
 TWO = ("pika", "redis")
@@ -180,7 +180,7 @@ def run(
         end.callback(keep_logs)
         end.callback(trial.close)
         row.run(trial)
-        results += trial.judge(row.number, row.title, row.statuses, row.again, row.same, row.second)
+        results += trial.judge(row)
         if all(result.holds for result in results):
             trial.keep()
     return results

@@ -88,7 +88,7 @@ def queue_full(trial: Trial) -> None:
     """A length limit with reject-publish, and a worker that stands still."""
     trial.open(targets=BOTH)
     with trial.load():
-        asked = {lane: len(lane.sender.sent) for lane in trial.lanes}
+        asked = {lane: len(lane.sender.tries) for lane in trial.lanes}
         before = {lane: published(lane) for lane in trial.lanes}
         with trial.fault():
             # Before anything waits: where more does already, RabbitMQ drops the oldest, as it knows
@@ -102,7 +102,7 @@ def queue_full(trial: Trial) -> None:
             for lane in trial.lanes:
                 lane.worker.thaw()
     for lane in trial.lanes:
-        sent = lane.sender.sent[asked[lane] :]
+        sent = lane.sender.tries[asked[lane] :]
         tried = published(lane) - before[lane]
         # Some were sent and not yet published when it was asked.
         lane.expect(tried <= len(sent) + 20, f"{tried:g} publishes for {len(sent)} requests")
@@ -129,7 +129,7 @@ def queue_missing(trial: Trial) -> None:
         for lane in trial.lanes:
             lane.worker.thaw()
     for lane in trial.lanes:
-        answered = {s.status for s in lane.sender.sent if deleted <= s.at and s.answered < back}
+        answered = {s.status for s in lane.sender.tries if deleted <= s.at and s.answered < back}
         lane.expect(answered == {503}, f"without the queue: {answered}")
 
 
@@ -174,7 +174,7 @@ def connections_closed(trial: Trial) -> None:
     for lane in trial.lanes:
         bystanders = [
             one
-            for one in lane.sender.sent
+            for one in lane.sender.tries
             if one.status == 503
             and not any(one.at < end + 1 and one.answered > begin for begin, end in closed)
         ]
@@ -184,19 +184,19 @@ def connections_closed(trial: Trial) -> None:
 def expect_unconfirmed(lane: Lane) -> None:
     """Expect that a 503 came by the confirm's deadline, where nothing holds up the loop."""
     if lane.strategy in ("pika", "redis", "ioloop"):
-        refused = [one for one in lane.sender.sent if one.status == 503]
-        late = [one for one in refused if one.answered - one.at > UNCONFIRMED]
+        refused = [one for one in lane.sender.tries if one.status == 503]
+        late = [one for one in refused if one.took > UNCONFIRMED]
         lane.expect(refused, "nobody was refused")
         lane.expect(not late, f"{len(late)} of {len(refused)} were refused only after the confirm")
 
 
 def expect_prompt(lane: Lane, since: float, until: float) -> None:
     """Expect a 503, and that at once, for everything sent in this time."""
-    sent = [one for one in lane.sender.sent if since <= one.at <= until - PROMPT]
-    slow = [one for one in sent if one.status != 503 or one.answered - one.at > PROMPT]
+    sent = [one for one in lane.sender.tries if since <= one.at <= until - PROMPT]
+    slow = [one for one in sent if one.status != 503 or one.took > PROMPT]
     lane.expect(sent, "nobody asked meanwhile")
     lane.expect(
         not slow,
         f"{len(slow)} of {len(sent)} were not refused at once: "
-        f"{[(s.path, s.status, round(s.answered - s.at, 2)) for s in slow[:4]]}",
+        f"{[(s.route, s.status, round(s.took, 2)) for s in slow[:4]]}",
     )

@@ -126,7 +126,7 @@ def _know(nodes: list[RabbitMQ], known: bool) -> None:
 
 def _note_gap(lane: Lane, name: str, since: float, until: float) -> None:
     """Note for how many seconds after `since` something was refused."""
-    bad = [one.at - since for one in lane.sender.sent if since <= one.at < until and not one.good]
+    bad = [one.at - since for one in lane.sender.tries if since <= one.at < until and not one.good]
     lane.notes[name] = round(max(bad, default=0.0), 1)
 
 

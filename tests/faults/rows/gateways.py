@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from time import monotonic
 
 from gateway.stack.server import poll
-from tests.faults.client import RESET
 from tests.faults.lane import Lane
 from tests.faults.servers import port_of, together
 from tests.faults.trial import Trial
+from tests.simulation.records import RESET
 
 CRASHES = 5  # at each place
 PATIENCE = 20.0  # seconds in which a sender's retries must succeed
@@ -58,8 +58,7 @@ def _crash_once(trial: Trial, lane: Lane, identity: str) -> None:
     (lane.directory / "armed").touch()
 
     def send():
-        header = f"X-Delivery: {identity}"
-        return trial.client.run(lane.sender.send(ONCE, header, body=identity))
+        return trial.client.run(lane.sender.send(ONCE, body=identity))
 
     first = send()
     lane.expect(first.status == RESET, f"{identity} did not kill it: {first.status}")
@@ -79,7 +78,7 @@ def restarted(trial: Trial) -> None:
             trial.each(_replace)
             time.sleep(3)
     for lane in trial.lanes:
-        left = {one.id for one in lane.sender.sent if one.status == RESET}
+        left = {one.delivery for one in lane.sender.tries if one.status == RESET}
         lane.notes["outlived"] = len(left & lane.executed())
         lane.expect(left & lane.executed(), "no task outlived its gateway")
 
@@ -170,7 +169,7 @@ def frozen(trial: Trial) -> None:
         for lane in trial.lanes:
             lane.gateway.thaw()
     for lane in trial.lanes:
-        during = [s for s in lane.sender.sent if lane.window.began <= s.at < lane.window.ended]
+        during = [s for s in lane.sender.tries if lane.window.began <= s.at < lane.window.ended]
         timed_out = sum(one.status == 504 for one in during)
         lane.notes["timed_out"] = timed_out
         lane.expect(timed_out, "nobody met the frozen gateway")

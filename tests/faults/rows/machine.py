@@ -16,10 +16,10 @@ from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack.server import poll
 from loadtest.stack import descriptors
-from tests.faults.client import Sent
 from tests.faults.lane import SECRET, Lane
 from tests.faults.servers import port_of, together
 from tests.faults.trial import Trial
+from tests.simulation.records import Try
 
 STEP = 600  # seconds
 PIPE = 4096  # bytes: the smallest there is
@@ -73,8 +73,8 @@ def clock_stepped(trial: Trial) -> None:
                 _expect_verdict(trial, lane, stepped=True)
             for lane, late in zip(trial.lanes, waiting, strict=True):
                 one = late()
-                lane.excused.add(one.id)
-                took = one.answered - one.at
+                lane.excused.add(one.delivery)
+                took = one.took
                 lane.expect(
                     one.status == 504 and abs(took - trial.deadline) < 0.5,
                     f"a step of {step} s: {one.status} after {took:.2f} s",
@@ -84,8 +84,8 @@ def clock_stepped(trial: Trial) -> None:
                 _expect_verdict(trial, lane, stepped=False)
     # Workers discard what expired before it came: the gateway's clock has to be theirs.
     for lane in trial.lanes:
-        revoked = [one for one in lane.sender.sent if one.status == 502]
-        unclear = [one.id for one in revoked if "Revoked" not in one.body]
+        revoked = [one for one in lane.sender.tries if one.status == 502]
+        unclear = [one.delivery for one in revoked if "Revoked" not in one.body]
         lane.expect(not unclear, f"502 that do not say why: {unclear[:5]}")
 
 
@@ -93,11 +93,11 @@ def _expect_verdict(trial: Trial, lane: Lane, stepped: bool) -> None:
     """Sign with the true time; expect a 401 that says why where the gateway has another."""
     scheme = find("standard")
     options = scheme.options_class(scheme="standard", secrets=[SECRET])
-    identity = f"{lane.queue}-{len(lane.sender.sent)}"
+    identity = f"{lane.queue}-{len(lane.sender.tries)}"
     signed = scheme(options).sign(Draft(identity.encode(), "", time.time(), identity=identity))
     headers = [f"{name}: {value}" for name, value in signed.headers.items()]
-    one: Sent = trial.client.run(lane.sender.send("/signed", *headers, body=identity))
-    lane.excused.add(one.id)
+    one: Try = trial.client.run(lane.sender.send("/signed", *headers, body=identity))
+    lane.excused.add(one.delivery)
     lane.expect(one.status == (401 if stepped else 200), f"signed: {one.status} {one.body[:200]}")
     if stepped:
         detail = json.loads(one.body)["detail"]
@@ -129,7 +129,7 @@ def log_blocked(trial: Trial) -> None:
         for _ in range(100):
             for lane in trial.lanes:
                 one = trial.client.run(lane.sender.send("/nowhere"))
-                lane.excused.add(one.id)
+                lane.excused.add(one.delivery)
                 lane.expect(one.status == 503, f"without a queue: {one.status}")
             time.sleep(0.1)
         for lane in trial.lanes:

@@ -55,7 +55,7 @@ def silent(trial: Trial) -> None:
         trial.pause(15, short=8)
         ended = monotonic()
     for lane in trial.lanes:
-        after = [one for one in lane.sender.sent if silenced + GIVEN_UP < one.at < ended]
+        after = [one for one in lane.sender.tries if silenced + GIVEN_UP < one.at < ended]
         bad = [one for one in after if not one.good]
         lane.expect(bool(after) and not bad, f"{len(bad)} of {len(after)} after {GIVEN_UP} s")
 
@@ -79,5 +79,5 @@ def slow(trial: Trial) -> None:
         proxy.slow(0, 0)
     for lane in trial.lanes:
         lane.expect(most[lane] <= IN_FLIGHT, f"{most[lane]:g} requests in flight")
-        lane.expect(any(one.status == 503 for one in lane.sender.sent), "nobody was refused")
+        lane.expect(any(one.status == 503 for one in lane.sender.tries), "nobody was refused")
         lane.notes["peak_memory_mb_more"] = (memory[lane] - lane.before.memory) // 2**20

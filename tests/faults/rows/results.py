@@ -42,8 +42,8 @@ def frozen(trial: Trial) -> None:
     for lane in trial.lanes:
         sick = [one for one, well in healthy if one is lane and not well]
         lane.expect(not sick, "the loop stood still")
-        accepts = [one for one in lane.sender.sent if one.path == "/accept"]
-        slow = [one for one in accepts if not one.good or one.answered - one.at > 1]
+        accepts = [one for one in lane.sender.tries if one.route == "/accept"]
+        slow = [one for one in accepts if not one.good or one.took > 1]
         lane.expect(not slow, f"{len(slow)} of {len(accepts)} were not accepted at once")
 
 
@@ -152,5 +152,5 @@ def _unacknowledged(trial: Trial, lane: Lane) -> int:
 def _expect_unnoticed(trial: Trial, strategy: str) -> None:
     for lane in trial.lanes:
         if lane.strategy == strategy:
-            bad = [one for one in lane.sender.sent if not one.good]
+            bad = [one for one in lane.sender.tries if not one.good]
             lane.expect(not bad, f"{len(bad)} requests noticed")

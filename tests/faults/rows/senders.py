@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import Any
 
 from gateway.stack.server import poll
-from tests.faults.client import Sent
 from tests.faults.lane import Lane
 from tests.faults.servers import port_of
 from tests.faults.trial import Trial
+from tests.simulation.records import Try
 from tests.support.http_client import request
 
 LEAVING = 40  # senders at once
@@ -78,7 +77,5 @@ def _repeat(trial: Trial, lane: Lane) -> None:
     lane.expect(sorted(ran) == sorted(identities), f"{len(ran)} tasks for {ROUNDS} deliveries")
 
 
-async def _at_once(lane: Lane, identity: str) -> list[Sent]:
-    header = f"X-Delivery: {identity}"
-    sends: list[Any] = [lane.sender.send("/once", header, body=identity) for _ in range(TIMES)]
-    return await asyncio.gather(*sends)
+async def _at_once(lane: Lane, identity: str) -> list[Try]:
+    return await asyncio.gather(*(lane.sender.send("/once", body=identity) for _ in range(TIMES)))

@@ -76,7 +76,7 @@ def killed_after_the_effect(trial: Trial) -> None:
         time.sleep(10)
     for lane in trial.lanes:
         # The load before and after is part of the fault.
-        marked = {one.id for one in lane.sender.sent if "die" in one.target}
+        marked = {one.delivery for one in lane.sender.tries if "die" in one.query}
         again = {one.id for one in lane.executions() if one.attempt == 2}
         lane.expect(marked and marked <= again, f"not run again: {sorted(marked - again)[:5]}")
 
@@ -101,14 +101,14 @@ def poison(trial: Trial) -> None:
         ]
         poisoned = [answer() for answer in answers]
         for lane, one in zip(trial.lanes, poisoned, strict=True):
-            lane.excused.add(one.id)
+            lane.excused.add(one.delivery)
             lane.expect(one.status == 202, f"poison: {one.status}, not 202")
-            poll(lambda lane=lane, one=one: _attempts(lane, one.id) >= _limit(lane), 90)
+            poll(lambda lane=lane, one=one: _attempts(lane, one.delivery) >= _limit(lane), 90)
     dead: list[bytes] = []
     for lane, one in zip(trial.lanes, poisoned, strict=True):
-        found = poll(lambda one=one: _is_dead_letter(trial, one.id, dead), 20)
+        found = poll(lambda one=one: _is_dead_letter(trial, one.delivery, dead), 20)
         lane.expect(found, "no dead letter")
-        attempts = _attempts(lane, one.id)
+        attempts = _attempts(lane, one.delivery)
         lane.expect(attempts == _limit(lane), f"poison ran {attempts} times, not {_limit(lane)}")
         if not lane.quorum:
             outcome = _local(lane, one.location)
@@ -147,13 +147,13 @@ def stopped(trial: Trial) -> None:
             lane.worker.thaw()
     for lane in trial.lanes:
         lane.drain()
-        sent = [s for s in lane.sender.sent if frozen + 0.5 < s.at < thawed - trial.deadline - 1.5]
-        expired = {one.id for one in sent if one.path == "/echo"}
+        sent = [s for s in lane.sender.tries if frozen + 0.5 < s.at < thawed - trial.deadline - 1.5]
+        expired = {one.delivery for one in sent if one.route == "/echo"}
         begun = expired & lane.executed()
         lane.expect(expired, "nothing has expired")
         lane.expect(not begun, f"{len(begun)} expired tasks were begun")
         later = [one for one in sent if one.status == 202]
-        unread = [one for one in later if ask(_local(lane, one.location)) != one.id]
+        unread = [one for one in later if ask(_local(lane, one.location)) != one.delivery]
         lane.expect(later, "nothing was accepted")
         lane.expect(not unread, f"{len(unread)} of {len(later)} late results cannot be read")
 

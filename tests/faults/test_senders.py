@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.client import REFUSED, RESET
-from tests.faults.combined.senders import Senders
-from tests.faults.combined.watchdog import PERIOD, Watchdog
+from tests.faults.client import PersistentSender
+from tests.faults.watchdog import PERIOD, Watchdog
+from tests.simulation.records import REFUSED, RESET
 from tests.support.stack import free_port
 
 DELIVERIES = 60
@@ -26,8 +26,8 @@ DELIVERIES = 60
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have senders try again soon."""
-    monkeypatch.setattr("tests.faults.combined.senders.PAUSE", (0.05, 0.1))
-    monkeypatch.setattr("tests.faults.combined.senders.LATER", 0.1)
+    monkeypatch.setattr(PersistentSender, "PAUSE", (0.05, 0.1))
+    monkeypatch.setattr(PersistentSender, "WITHIN", 0.1)
 
 
 class Process:
@@ -69,11 +69,11 @@ async def served(give: Callable[[str, str], bytes]) -> AsyncIterator[int]:
         yield port
 
 
-async def offer(senders: Senders) -> None:
+async def offer(senders: PersistentSender) -> None:
     """Have a number of senders begin, and wait until all have ended."""
     stopping = asyncio.Event()
     offering = asyncio.create_task(senders.offer(stopping))
-    while senders.sent < DELIVERIES:
+    while senders.offered < DELIVERIES:
         await asyncio.sleep(0.01)
     stopping.set()
     await offering
@@ -91,7 +91,7 @@ async def test_each_tries_until_a_2xx_and_some_once_more(tmp_path: Path, hasty, 
 
     async with served(give) as port:
         log = tmp_path / "sent.jsonl"
-        senders = Senders(1, {"gateway-1": port}, log, rate=200, watchdog=WATCHDOG)
+        senders = PersistentSender(1, {"gateway-1": port}, log, rate=200, watchdog=WATCHDOG)
         await offer(senders)
 
     numbers = {len(names) for names in seen.values()}
@@ -113,7 +113,9 @@ async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, hasty
     for _ in range(2):
         async with served(lambda *_: answer(200, "text/plain", "x")) as port:
             gateways = {"gateway-1": port, "gateway-2": port}
-            senders = Senders(7, gateways, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG)
+            senders = PersistentSender(
+                7, gateways, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG
+            )
             await offer(senders)
         drawn.append(sorted((t.id, t.route, t.gateway) for t in senders.tries))
 
@@ -127,7 +129,7 @@ async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, hasty
 
 @pytest.mark.gen_test(timeout=30)
 async def test_senders_give_up_when_told(tmp_path: Path, io_loop):
-    senders = Senders(
+    senders = PersistentSender(
         1, {"gateway-1": free_port()}, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG
     )
     senders.until = 0

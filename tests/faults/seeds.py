@@ -1,0 +1,298 @@
+"""Random faults: what a seed stands for, and seeds side by side, each in a process of its own.
+
+A seed's lane has servers of its own, so that nobody else has its faults, and a lane that fails does
+not affect others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import monotonic, sleep
+
+from redis import Redis
+
+from gateway.celery_message import RESULT_KEY
+from gateway.outcome import SUCCESS
+from gateway.stack import loopback
+from gateway.stack.server import poll
+from tests.faults.client import KEY, PersistentSender
+from tests.faults.faults import schedule
+from tests.faults.lane import SENT, SETTLED, Lane
+from tests.faults.oracle import RECOVERY, Judge, SeedResult
+from tests.faults.report import Report, line, table_of_seeds
+from tests.faults.servers import Servers, port_of, together
+from tests.faults.trial import Trial
+from tests.faults.watchdog import Watchdog
+from tests.simulation.records import Injected, Try
+from tests.support.stack import RabbitMQ, Stack
+
+log = logging.getLogger("faults")
+
+PROCESSES, POOL = 2, 6  # of each gateway, of each worker
+KEPT = 3600  # seconds that results are kept: beyond the run
+GIVE_UP = RECOVERY + 15.0  # seconds after the last fault for which senders try again
+#: As the documentation asks of the Redis that has the claims.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+DEADLINES = PersistentSender.DEADLINES
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long a seed lasts (seconds), and how much is sent."""
+
+    seconds: float = 120.0  # of faults
+    warm: float = 3.0  # before them
+    after: float = RECOVERY + 5.0  # of load after them
+    rate: float = 6.0  # deliveries a second: a minute's are worked off within 15 s
+
+
+SHORT = Size(seconds=15.0, warm=1.0, after=4.0)
+
+
+class RandomLane(Lane):
+    """Two gateways and two workers on one queue, with a broker and a Redis of their own."""
+
+    TEMPLATE = f"""\
+result_expires = {KEPT}
+secret_key = "of the random faults only"
+public_url = "http://127.0.0.1:8000"
+""" + "".join(
+        f"""
+[[routes]]
+path = "{path}"
+answer = "{path[1:]}"
+deadline = {deadline}
+idempotency = "header:{KEY}"
+task = "faults.nonce"
+{{queue}}"""
+        for path, deadline in DEADLINES.items()
+    )
+
+    sender: PersistentSender
+    injected: list[Injected]
+
+    def start(self, seed: int, rate: float) -> None:
+        """Start workers and gateways, and make their sender."""
+        kept = {"GATEWAY_RESULT_EXPIRES": str(KEPT)}
+        worker = partial(self.start_worker, concurrency=POOL, env=kept)
+        gateway = partial(self.start_gateway, f"--processes={PROCESSES}")
+        together(worker, worker, gateway, gateway)
+        gateways = {n: s for n, s in self.servers.items() if n.startswith("gateway")}
+        ports = {name: port_of(gateway) for name, gateway in gateways.items()}
+        log_file, watchdog = self.directory / SENT, Watchdog(gateways)
+        self.sender = PersistentSender(seed, ports, log_file, rate, watchdog)
+
+    def judge_seed(self, result: SeedResult, trial: Trial) -> None:
+        """Add all that this lane has shown to `result`."""
+        self.drain(within=60, pause=2)  # longer than any task
+        tries, done = self.sender.tries, self.executions()
+        failed = self._failed({one.task for one in [*done, *tries] if one.task})
+        read = trial.client.run(self._read())
+        result.judge(Judge(self.strategy, tries, done, self.injected, DEADLINES, failed, read))
+        result.problems += [*self.problems, *self._left(trial), *self.tracebacks()]
+
+    async def _read(self) -> dict[str, str]:
+        """Return what is found where a 202 had said that the result would be, by delivery."""
+        told: dict[str, Try] = {one.delivery: one for one in self.sender.tries if one.location}
+        answers = {name: await self.sender.read(one.location) for name, one in told.items()}
+        return {name: a.body.decode() for name, a in answers.items() if a.status == 200}
+
+    def _failed(self, tasks: set[str]) -> set[str]:
+        """Return those of the task ids whose stored result is a failure."""
+        with Redis.from_url(self.results) as redis:
+            stored = {task: redis.get(RESULT_KEY + task) for task in tasks}
+        known = {task: json.loads(result) for task, result in stored.items() if result is not None}
+        return {task for task, result in known.items() if result["status"] != SUCCESS}
+
+    def _left(self, trial: Trial) -> Iterator[str]:
+        """Say what broker and gateways still hold."""
+        queued = trial.broker.ctl("list_queues", "name", "messages")
+        if f"{self.queue}\t0" not in queued.splitlines():
+            yield f"messages are left: {queued.split()}"
+        if not poll(self.quiet, SETTLED):
+            yield "requests are still under way, or connections open"
+        wanted = PROCESSES * len(self.gateways)
+        if not poll(lambda: self._serving() == wanted, SETTLED):
+            yield f"{self._serving()} processes serve, and not {wanted}"
+
+    def _serving(self) -> int:
+        """Count the processes that find nothing wrong."""
+        return sum(not any({**one, "pid": 0}.values()) for one in self.checks())
+
+
+def run(
+    seed: int,
+    strategy: str,
+    size: Size,
+    logs: Path | None = None,
+    always: bool = False,
+    broker: RabbitMQ | None = None,
+) -> tuple[SeedResult, dict[str, str]]:
+    """Run a seed with a strategy and judge it; return the servers' versions as well.
+
+    What everybody has logged is kept below `logs` where a promise was broken, or `always`. A
+    `broker` that is given is used instead of one of its own.
+    """
+    drawn = [fault.line for fault in schedule(seed, size.seconds)]
+    result = SeedResult(seed=seed, strategy=strategy, seconds=size.seconds, schedule=drawn)
+    began, holds = monotonic(), False
+    with Stack() as stack:
+        servers = Servers(stack, *DURABLE, broker=broker)
+        together(lambda: servers.broker, lambda: servers.results)
+        trial = Trial(servers, [strategy], deadline=max(DEADLINES.values()))
+        try:
+            lane = trial.lane(strategy, kind=RandomLane)
+            lane.start(seed, size.rate)
+            _suffer(trial, lane, seed, size)
+            lane.judge_seed(result, trial)
+            holds = result.holds
+        finally:
+            if logs is not None and (always or not holds):
+                to = logs / f"seed-{seed}-{strategy}"
+                trial.keep_logs(to)
+                (to / "faults.txt").write_text("\n".join(result.injected or drawn) + "\n")
+            trial.close()
+    result.notes["seconds"] = round(monotonic() - began, 1)
+    return result, servers.versions
+
+
+def _suffer(trial: Trial, lane: RandomLane, seed: int, size: Size) -> None:
+    """Send while the seed's faults come and go, and until all is delivered."""
+    # A queue that the broker forgets with its definitions takes its messages along.
+    trial.broker.sync()
+    log.info("seed %d %s: everything serves; the faults begin", seed, lane.strategy)
+    trial.client.start([lane.sender])
+    sleep(size.warm)
+    lane.injected = trial.inject(*schedule(seed, size.seconds))
+    lane.sender.until = monotonic() + GIVE_UP
+    log.info("seed %d %s: all is put right", seed, lane.strategy)
+    sleep(size.after)
+    trial.client.stop(2 * GIVE_UP)
+
+
+# Several of them ----------------------------------------------------------------------------
+
+#: A new interpreter each, that shares neither locks nor loops with this one.
+_SPAWN = get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A seed to be run with a strategy; see `run`."""
+
+    seed: int
+    strategy: str
+    size: Size
+    logs: Path
+    always: bool
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: BaseProcess
+    place: int
+
+
+def run_seeds(chosen: argparse.Namespace) -> bool:
+    """Run the seeds that were asked for; tell whether all of them hold."""
+    report = Report(chosen.json, chosen.resume, "random-faults", SeedResult)
+    # A shorter run of a seed does not stand for a longer one.
+    report.results = [one for one in report.results if one.seconds == chosen.seconds]
+    size, logs = Size(seconds=chosen.seconds), chosen.json.with_suffix("")
+    jobs = [
+        Job(seed, strategy, size, logs, chosen.logs)
+        for seed in chosen.seeds
+        for strategy in chosen.strategies
+        if not (chosen.resume and report.has(seed, strategy))
+    ]
+    began = monotonic()
+    for done, (result, versions) in enumerate(run_all(jobs, chosen.at_once), 1):
+        report.add([result], versions)
+        minutes = (monotonic() - began) / 60
+        log.info("%4.1f min  %d of %d: %s", minutes, done, len(jobs), line(result))
+    log.info("\n%s", table_of_seeds(report.results))
+    return all(result.holds for result in report.results)
+
+
+def run_all(jobs: list[Job], at_once: int) -> Iterator[tuple[SeedResult, dict[str, str]]]:
+    """Run all, so many at a time; return each one's result and its servers' versions."""
+    waiting, places = list(reversed(jobs)), list(range(at_once))
+    running: dict[Connection, _Running] = {}
+    try:
+        while waiting or running:
+            while waiting and places:
+                pipe, one = _start(waiting.pop(), places.pop(), at_once)
+                running[pipe] = one
+            for pipe in wait(list(running)):
+                one = running.pop(pipe)
+                yield _receive(pipe, one)
+                places.append(one.place)
+    finally:
+        # Interrupted: each stops the servers that it has started.
+        for one in running.values():
+            one.process.terminate()
+        for one in running.values():
+            one.process.join()
+
+
+def end_when_told() -> None:
+    """Have the first SIGINT or SIGTERM raise KeyboardInterrupt; more do not disturb the end.
+
+    Who is started in the background of a shell script would ignore SIGINT.
+    """
+
+    def interrupt(*_: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, interrupt)
+
+
+def _start(job: Job, place: int, places: int) -> tuple[Connection, _Running]:
+    ours, theirs = _SPAWN.Pipe(duplex=False)
+    process = _SPAWN.Process(target=_run, args=(job, theirs, place, places))
+    process.start()
+    theirs.close()
+    log.info("seed %d %s: starting", job.seed, job.strategy)
+    return ours, _Running(job, process, place)
+
+
+def _receive(pipe: Connection, one: _Running) -> tuple[SeedResult, dict[str, str]]:
+    """Return what a lane's process has found; one that found nothing could not be run."""
+    found = None
+    with pipe, suppress(EOFError):
+        found = pipe.recv()
+    one.process.join()
+    if found is None:
+        job = one.job
+        problem = f"could not be run: its process ended with {one.process.exitcode}"
+        failed = SeedResult(
+            seed=job.seed, strategy=job.strategy, seconds=job.size.seconds, problems=[problem]
+        )
+        return failed, {}
+    return found
+
+
+def _run(job: Job, pipe: Connection, place: int, places: int) -> None:
+    """Run a lane in a process of its own; an exception ends the process, and is shown."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    end_when_told()
+    # A server's start lies between finding a port and listening on it.
+    loopback.PORTS = loopback.PORTS[place::places]
+    with pipe, suppress(KeyboardInterrupt):
+        pipe.send(run(job.seed, job.strategy, job.size, job.logs, job.always))
