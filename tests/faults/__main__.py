@@ -19,8 +19,9 @@ from gateway.errors import GatewayError
 from tests.faults import options, seeds
 from tests.faults.oracle import Result, RowResult
 from tests.faults.report import Report, line, table
-from tests.faults.rows import ALONE, ROWS, Row, run
+from tests.faults.rows import ALONE, ROWS
 from tests.faults.servers import Servers
+from tests.faults.trial import Row, run
 from tests.support.stack import Stack
 
 log = logging.getLogger("faults")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -32,10 +33,11 @@ from tests.faults.oracle import (
     rules_of,
 )
 from tests.faults.tasks import EXECUTED
+from tests.simulation.records import Try
 from tests.support.stack import Server, Stack
 
 if TYPE_CHECKING:
-    from tests.faults.rows import Row
+    from tests.faults.trial import Row
 
 SENT = "sent.jsonl"  # what each try was answered
 ROOT = Path(__file__).parents[2]
@@ -195,6 +197,22 @@ class Lane:
         """Note a problem of this row and strategy unless `holds`."""
         if not holds:
             self.problems.append(otherwise)
+
+    def tries(
+        self, *statuses: int | str, route: str = "", since: float = -inf, until: float = inf
+    ) -> list[Try]:
+        """Return what was sent in this time, to this route, and had one of these statuses."""
+        return [
+            one
+            for one in self.sender.tries
+            if since <= one.at <= until
+            and (not statuses or one.status in statuses)
+            and route in ("", one.route)
+        ]
+
+    def result_url(self, one: Try) -> str:
+        """Return where the gateway itself has what senders find below ``public_url``."""
+        return f"{self.gateway.url}/results/{one.location.rpartition('/results/')[2]}"
 
     # What it shows ------------------------------------------------------------------------
 

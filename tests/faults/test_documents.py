@@ -10,9 +10,9 @@ import pytest
 
 from gateway.config.strategies import STRATEGIES
 from tests.faults.report import COLUMNS
-from tests.faults.rows import CLUSTER, ROWS, TWO
+from tests.faults.rows import CLUSTER, ROWS
 from tests.faults.test_rows import SHORT_ROWS
-from tests.faults.trial import WHOLE
+from tests.faults.trial import TWO, WHOLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 

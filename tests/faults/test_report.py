@@ -13,9 +13,8 @@ from gateway.errors import GatewayError
 from tests.faults.__main__ import attempt
 from tests.faults.oracle import RowResult
 from tests.faults.report import Report
-from tests.faults.rows import TWO, Row
 from tests.faults.servers import Servers
-from tests.faults.trial import Trial
+from tests.faults.trial import TWO, Row, Trial
 from tests.support.stack import Stack
 
 VERSIONS = {"rabbitmq": "3.10.8", "redis": "7.0.15"}

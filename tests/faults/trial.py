@@ -1,18 +1,19 @@
-"""One row being run: its servers, its lanes, its load, the window of its fault."""
+"""Rows, and one of them being run: its servers, its lanes, its load, the window of its fault."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack.server import poll
 from tests.faults.client import EXTRA, Client, Sender
 from tests.faults.faults import Fault, Injection
@@ -21,9 +22,6 @@ from tests.faults.oracle import RECOVERY, Result, Window
 from tests.faults.servers import Servers, port_of, together
 from tests.simulation.records import Injected
 from tests.support.stack import RabbitMQ, Server
-
-if TYPE_CHECKING:
-    from tests.faults.rows import Row
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -48,6 +46,45 @@ SHORT = Size(requests=150, warm=1.0, steady=1.5, burst=50, share=0.4, short=True
 ENOUGH = 120.0  # seconds until a lane must have sent as many requests as it has to
 
 _numbers = itertools.count(1)
+
+
+SIX = tuple(STRATEGIES)
+TWO = ("pika", "redis")
+LOST = (502, 503, 504)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault: `run` injects it.
+
+    Inside its time only `statuses` are excused, besides 2xx; `again`: tasks may run twice;
+    `same`: the serving processes stay the same; `second`: a claim may be lost, and its delivery run
+    once for each try; `deadline` of its requests (seconds).
+    """
+
+    number: int
+    title: str
+    run: Callable[[Trial], None]
+    statuses: tuple[int | str, ...] = ()
+    strategies: tuple[str, ...] = TWO
+    again: bool = False
+    same: bool = True
+    second: bool = False
+    deadline: float = 8.0
+
+
+ROWS: dict[int, Row] = {}
+Run = TypeVar("Run", bound=Callable[["Trial"], None])
+
+
+def row(number: int, title: str, *more: Any, **options: Any) -> Callable[[Run], Run]:
+    """Have a function be the row of this number; the arguments are those of `Row`."""
+
+    def register(run: Run) -> Run:
+        ROWS[number] = Row(number, title, run, *more, **options)
+        return run
+
+    return register
 
 
 class Trial:
@@ -80,41 +117,43 @@ class Trial:
 
     # Servers ------------------------------------------------------------------------------
 
-    def open(
+    def open(self, *options: str, broker: str = "", results: str = "", **more: Any) -> None:
+        """Start a lane for each strategy, and in each what `serve` starts.
+
+        In the short form, the worker and the gateway of a row that has held serve the next one that
+        asks for the same.
+        """
+        servers = {name: more.get(name) for name in ("worker", "gateway", "services", "nginx")}
+        self._asked = repr((self.strategies, self.deadline, options, broker, results, servers))
+        for lane in self.servers.take(self._asked):
+            self.send_to(self._add(lane), **{k: v for k, v in more.items() if k not in servers})
+        if not self.lanes:
+            for strategy in self.strategies:
+                self.lane(strategy, broker=broker, results=results)
+            self.each(lambda lane: self.serve(lane, *options, **more))
+
+    def serve(
         self,
+        lane: Lane,
         *options: str,
-        broker: str = "",
-        worker_broker: str = "",
-        results: str = "",
-        quorum: bool = False,
-        concurrency: int = 4,
-        env: dict[str, str] | None = None,
-        worker_env: dict[str, str] | None = None,
+        worker: Mapping[str, Any] | None = None,
+        gateway: Mapping[str, Any] | None = None,
+        services: int = 1,
+        nginx: Mapping[str, str] | None = None,
         **sender: object,
     ) -> None:
-        """Start a lane for each strategy: worker, gateway with `options` and `env`, sender.
+        """Start a worker, so many gateways with `options`, nginx with its directives, a sender.
 
-        `broker` and `worker_broker` are URLs where they are not the usual broker's. In the short
-        form, the worker and the gateway of a row that has held serve the next one that asks for
-        the same.
+        `worker` and `gateway` are options of `start_worker` and `start_gateway`.
         """
-        asked = (self.strategies, self.deadline, options, broker, worker_broker, results)
-        self._asked = repr((*asked, quorum, concurrency, env, worker_env))
-        for lane in self.servers.take(self._asked):
-            self._add(lane)
-        kept = bool(self.lanes)
-        for strategy in self.strategies if not kept else ():
-            self.lane(strategy, broker=broker, results=results, quorum=quorum)
-
-        def start(lane: Lane) -> None:
-            if not kept:
-                together(
-                    lambda: lane.start_worker(worker_broker, concurrency, env=worker_env),
-                    lambda: lane.start_gateway(*options, env=env),
-                )
-            self.send_to(lane, port_of(lane.gateway), **sender)
-
-        self.each(start)
+        gateways = [partial(lane.start_gateway, *options, **(gateway or {}))] * services
+        together(partial(lane.start_worker, **(worker or {})), *gateways)
+        port = port_of(lane.gateway)
+        if nginx is not None:
+            front = self.stack.nginx([port_of(each) for each in lane.gateways], **nginx)
+            self.at_exit(front.kill)
+            port = port_of(front)
+        self.send_to(lane, port, **sender)
 
     def lane(
         self,
@@ -150,14 +189,14 @@ class Trial:
             self._kept = True
             self.servers.keep(self._asked, self.lanes)
 
-    def send_to(self, lane: Lane, port: int, **options: object) -> None:
-        """Give `lane` a sender to `port`; without another rate, `rate`."""
+    def send_to(self, lane: Lane, port: int = 0, **options: Any) -> None:
+        """Give `lane` a sender to `port`, or its gateway; without another rate, `rate`."""
         if lane.strategy == "blocking":  # whose requests wait for each other
             targets = tuple(t for t in options.get("targets", ()) if "?" not in t) or ("/echo",)
             options |= {"most": 1, "rate": 100 * self.size.share, "targets": targets}
         options.setdefault("rate", self.rate)
         # What was sent before, in another row, has other names.
-        name, ports = f"{self.number}-{lane.strategy}", {"gateway": port}
+        name, ports = f"{self.number}-{lane.strategy}", {"gateway": port or port_of(lane.gateway)}
         log = lane.directory / SENT
         lane.sender = Sender(name, ports, log, patience=self.deadline, **options)
         self.at_exit(lambda: self._hang_up(lane))
@@ -239,6 +278,11 @@ class Trial:
         self.lanes[0].problems += injection.problems
         return injection.done
 
+    def suffer(self, *faults: Fault) -> list[Injected]:
+        """Do this under load; return what was done when all is well again."""
+        with self.load(), self.fault():
+            return self.inject(*faults)
+
     def pause(self, seconds: float, short: float) -> None:
         """Let the fault last so many seconds, or `short` in the short form."""
         time.sleep(self.choose(seconds, short))
@@ -285,3 +329,30 @@ class Trial:
 def _sent(lane: Lane) -> int:
     """Count the requests that the oracle judges."""
     return len(lane.sender.tries) - len(lane.excused)
+
+
+def run(
+    row: Row,
+    servers: Servers,
+    strategies: tuple[str, ...],
+    size: Size = WHOLE,
+    logs: Path | None = None,
+    always: bool = False,
+) -> list[Result]:
+    """Run a row over `strategies`, and have it judged; keep its logs where it does not hold."""
+    trial = Trial(servers, strategies, row.deadline, size)
+    results: list[Result] = []
+
+    def keep_logs() -> None:
+        holds = results and all(result.holds for result in results)
+        if logs is not None and (always or not holds):
+            trial.keep_logs(logs / f"row-{row.number}")
+
+    with ExitStack() as end:
+        end.callback(keep_logs)
+        end.callback(trial.close)
+        row.run(trial)
+        results += trial.judge(row)
+        if all(result.holds for result in results):
+            trial.keep()
+    return results

@@ -12,7 +12,7 @@ from gateway.celery_message import RESULT_KEY
 from gateway.stack.server import poll
 from tests.faults.lane import Lane
 from tests.faults.servers import channel
-from tests.faults.trial import Trial
+from tests.faults.trial import Trial, row
 from tests.simulation.records import Try
 
 GENUINE = {"status": "SUCCESS", "result": "genuine"}
@@ -36,6 +36,7 @@ FORGED = {
 Reply = Callable[[str, bytes], object]
 
 
+@row(32, "forged replies")
 def forged(trial: Trial) -> None:
     """Published to the reply queue, or the channel, of a request that waits."""
     trial.open()

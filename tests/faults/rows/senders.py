@@ -9,7 +9,7 @@ import struct
 from gateway.stack.server import poll
 from tests.faults.lane import Lane
 from tests.faults.servers import port_of
-from tests.faults.trial import Trial
+from tests.faults.trial import SIX, Trial, row
 from tests.simulation.records import Try
 from tests.support.http_client import request
 
@@ -22,6 +22,7 @@ AT_ONCE = ("ioloop", "pika", "redis")
 _RESET = struct.pack("ii", 1, 0)
 
 
+@row(27, "client gone in mid-wait", strategies=SIX)
 def gone(trial: Trial) -> None:
     """Senders reset their connections while they wait."""
     trial.open()
@@ -53,6 +54,7 @@ def _leave(lane: Lane) -> None:
         lane.expect(ran, f"not executed: {sorted(set(names) - lane.executed())[:5]}")
 
 
+@row(31, "one delivery 100 times at once", strategies=SIX)
 def repeated(trial: Trial) -> None:
     """One delivery 100 times at once to four processes, 20 such deliveries."""
     trial.open("--processes=4")
