@@ -67,7 +67,7 @@ def run_rows(chosen: argparse.Namespace) -> bool:
             if not all(result.holds for result in results):
                 holds = False
                 servers.discard()
-    log.info("\n%s", table(one for one in report.results if one.row in chosen.rows))
+    log.info("\n%s", table([one for one in report.results if one.row in chosen.rows]))
     return holds
 
 

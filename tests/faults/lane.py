@@ -94,7 +94,10 @@ queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 
 
 
 class Lane:
-    """A strategy with a queue and a worker of its own, so that none waits for another's faults."""
+    """A strategy with a queue and a worker of its own, so that none waits for another's faults.
+
+    `label` tells it from others of the strategy.
+    """
 
     TEMPLATE = CONFIG
 

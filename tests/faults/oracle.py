@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 from tests.faults.faults import FROZEN, KILLED
 from tests.simulation import promises, records
@@ -181,7 +182,12 @@ _COUNTED = {
 
 @dataclass(kw_only=True)
 class Result:
-    """What a row, or a seed, has shown of one strategy."""
+    """What a row, or a seed, has shown of one strategy; `COLUMNS` are its figures."""
+
+    HEAD: ClassVar[tuple[str, ...]]
+    COLUMNS: ClassVar[tuple[str, ...]]
+    faults: ClassVar[Sequence[str]] = ()
+    label: ClassVar[str] = ""
 
     strategy: str
     sent: int = 0
@@ -220,13 +226,24 @@ class Result:
 class RowResult(Result):
     """What a row has shown of one strategy; `sent` are requests."""
 
+    HEAD = ("row", "fault")
+    COLUMNS = ("sent", "acknowledged", "executed", "lost", "duplicated", "late", "recovery")
+
     row: int
     title: str
-    label: str = ""
+    label: str = ""  # type: ignore[misc]
 
     @property
     def key(self) -> tuple[int, str]:
         return self.row, self.strategy
+
+    @property
+    def place(self) -> str:
+        return f"{self.row:2}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return f"{self.row}", f"{self.title}, {self.label}" if self.label else self.title
 
     def judge(self, judge: Judge, rules: Rules = RULES) -> None:
         super().judge(judge, rules)
@@ -247,6 +264,12 @@ class SeedResult(Result):
     ``schedule`` is what was drawn, ``injected`` when each of it really began and ended.
     """
 
+    HEAD = ("seed",)
+    COLUMNS = (
+        "sent", "tries", "acknowledged", "executed", "lost", "duplicated", "second_ids",
+        "different_answers", "late", "errors_500", "recovery",
+    )  # fmt: skip
+
     seed: int
     seconds: float  # of faults
     tries: int = 0
@@ -259,6 +282,18 @@ class SeedResult(Result):
     @property
     def key(self) -> tuple[int, str]:
         return self.seed, self.strategy
+
+    @property
+    def place(self) -> str:
+        return f"seed {self.seed:3}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (f"{self.seed}",)
+
+    @property
+    def faults(self) -> list[str]:
+        return self.injected or self.schedule
 
     def judge(self, judge: Judge, rules: Rules = RULES) -> None:
         super().judge(judge, rules)

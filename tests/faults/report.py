@@ -12,76 +12,35 @@ from typing import Any
 from loadtest.machine import PACKAGES, commit, machine, measured_code
 from tests.faults.oracle import Result, RowResult, SeedResult
 
-COLUMNS = ("sent", "acknowledged", "executed", "lost", "duplicated", "late", "recovery")
-SEED_COLUMNS = (
-    "sent",
-    "tries",
-    "acknowledged",
-    "executed",
-    "lost",
-    "duplicated",
-    "second_ids",
-    "different_answers",
-    "late",
-    "errors_500",
-    "recovery",
-)
-
 
 def line(result: Result) -> str:
     """Tell in a line what a row or a seed has shown; below it what broke, and what was done."""
-    columns = SEED_COLUMNS if isinstance(result, SeedResult) else COLUMNS
-    figures = "  ".join(f"{_title(name)} {getattr(result, name):g}" for name in columns)
+    figures = "  ".join(f"{_title(name)} {getattr(result, name):g}" for name in result.COLUMNS)
     statuses = " ".join(f"{status}:{count}" for status, count in result.statuses.items())
     verdict = "holds " if result.holds else "BROKEN"
-    told = f"{verdict} {result.strategy:10} {figures}  ({statuses})"
-    if isinstance(result, RowResult):
-        text = f"{result.row:2} {told}  {result.label}".rstrip()
-        return "\n".join([text, *(f"          {problem}" for problem in result.problems)])
-    text = f"seed {result.seed:3} {told}"
-    if result.holds:
-        return text
-    faults = result.injected or result.schedule
-    return "\n".join([text, *(f"    {each}" for each in (*result.problems, *faults))])
+    text = f"{result.place} {verdict} {result.strategy:10} {figures}  ({statuses})"
+    below = [] if result.holds else [*result.problems, *result.faults]
+    return "\n".join([f"{text}  {result.label}".rstrip(), *(f"    {each}" for each in below)])
 
 
-def table(results: Iterable[RowResult]) -> str:
-    """Return all results as a table in Markdown."""
-    head = ("row", "fault", "strategy", *COLUMNS, "")
+def table(results: Sequence[Result]) -> str:
+    """Return all results as a table in Markdown; those of seeds with sums and slowest recovery."""
     rows = [
-        (
-            f"{one.row}",
-            f"{one.title}, {one.label}" if one.label else one.title,
-            f"`{one.strategy}`",
-            *_figures(one, COLUMNS),
-            "" if one.holds else "broken",
-        )
+        (*one.cells, f"`{one.strategy}`", *_figures(one), "" if one.holds else "broken")
         for one in results
     ]
-    return markdown(head, rows)
+    kind = type(results[0]) if results else RowResult
+    if kind is SeedResult:
+        sums = {name: sum(getattr(one, name) for one in results) for name in kind.COLUMNS}
+        sums["recovery"] = max(one.recovery for one in results)
+        total = SeedResult(seed=0, strategy="", seconds=0.0, **sums)
+        broken = sum(not one.holds for one in results)
+        rows.append(("all", "", *_figures(total), f"{broken} of {len(results)} broken"))
+    return markdown((*kind.HEAD, "strategy", *map(_title, kind.COLUMNS), ""), rows)
 
 
-def table_of_seeds(results: Sequence[SeedResult]) -> str:
-    """Return all results as a table in Markdown, with their sums and the slowest recovery."""
-    rows = [
-        (
-            f"{one.seed}",
-            f"`{one.strategy}`",
-            *_figures(one, SEED_COLUMNS),
-            "" if one.holds else "broken",
-        )
-        for one in results
-    ]
-    sums = {name: sum(getattr(one, name) for one in results) for name in SEED_COLUMNS}
-    sums["recovery"] = max((one.recovery for one in results), default=0.0)
-    total = SeedResult(seed=0, strategy="", seconds=0.0, **sums)
-    broken = sum(not one.holds for one in results)
-    last = ("all", "", *_figures(total, SEED_COLUMNS), f"{broken} of {len(results)} broken")
-    return markdown(("seed", "strategy", *map(_title, SEED_COLUMNS), ""), [*rows, last])
-
-
-def _figures(result: Result, columns: Sequence[str]) -> list[str]:
-    return [f"{getattr(result, name):,g}" for name in columns]
+def _figures(result: Result) -> list[str]:
+    return [f"{getattr(result, name):,g}" for name in result.COLUMNS]
 
 
 def _title(name: str) -> str:

@@ -11,13 +11,14 @@ import json
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing import active_children, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -31,7 +32,7 @@ from tests.faults.client import KEY, PersistentSender
 from tests.faults.faults import schedule
 from tests.faults.lane import SENT, SETTLED, Lane
 from tests.faults.oracle import RECOVERY, Judge, SeedResult
-from tests.faults.report import Report, line, table_of_seeds
+from tests.faults.report import Report, line, table
 from tests.faults.servers import Servers, port_of, together
 from tests.faults.trial import Trial
 from tests.faults.watchdog import Watchdog
@@ -186,6 +187,7 @@ def _suffer(trial: Trial, lane: RandomLane, seed: int, size: Size) -> None:
 
 #: A new interpreter each, that shares neither locks nor loops with this one.
 _SPAWN = get_context("spawn")
+_STARTING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,6 @@ class Job:
     size: Size
     logs: Path
     always: bool
-
-
-@dataclass
-class _Running:
-    job: Job
-    process: BaseProcess
-    place: int
 
 
 def run_seeds(chosen: argparse.Namespace) -> bool:
@@ -223,29 +218,27 @@ def run_seeds(chosen: argparse.Namespace) -> bool:
         report.add([result], versions)
         minutes = (monotonic() - began) / 60
         log.info("%4.1f min  %d of %d: %s", minutes, done, len(jobs), line(result))
-    log.info("\n%s", table_of_seeds(report.results))
+    log.info("\n%s", table(report.results))
     return all(result.holds for result in report.results)
 
 
 def run_all(jobs: list[Job], at_once: int) -> Iterator[tuple[SeedResult, dict[str, str]]]:
     """Run all, so many at a time; return each one's result and its servers' versions."""
-    waiting, places = list(reversed(jobs)), list(range(at_once))
-    running: dict[Connection, _Running] = {}
-    try:
-        while waiting or running:
-            while waiting and places:
-                pipe, one = _start(waiting.pop(), places.pop(), at_once)
-                running[pipe] = one
-            for pipe in wait(list(running)):
-                one = running.pop(pipe)
-                yield _receive(pipe, one)
-                places.append(one.place)
-    finally:
-        # Interrupted: each stops the servers that it has started.
-        for one in running.values():
-            one.process.terminate()
-        for one in running.values():
-            one.process.join()
+    over = threading.Event()
+    with ThreadPoolExecutor(at_once) as threads:
+        all_ = [
+            threads.submit(_run_in_process, job, over, number, len(jobs))
+            for number, job in enumerate(jobs)
+        ]
+        try:
+            for one in as_completed(all_):
+                yield one.result()
+        finally:
+            # Interrupted: each stops the servers that it has started.
+            with _STARTING:
+                over.set()
+            for process in active_children():
+                process.terminate()
 
 
 def end_when_told() -> None:
@@ -263,26 +256,26 @@ def end_when_told() -> None:
         signal.signal(each, interrupt)
 
 
-def _start(job: Job, place: int, places: int) -> tuple[Connection, _Running]:
+def _run_in_process(
+    job: Job, over: threading.Event, place: int, places: int
+) -> tuple[SeedResult, dict[str, str]]:
+    """Return what a process of its own has found; one that found nothing could not be run."""
     ours, theirs = _SPAWN.Pipe(duplex=False)
     process = _SPAWN.Process(target=_run, args=(job, theirs, place, places))
-    process.start()
-    theirs.close()
-    log.info("seed %d %s: starting", job.seed, job.strategy)
-    return ours, _Running(job, process, place)
-
-
-def _receive(pipe: Connection, one: _Running) -> tuple[SeedResult, dict[str, str]]:
-    """Return what a lane's process has found; one that found nothing could not be run."""
     found = None
-    with pipe, suppress(EOFError):
-        found = pipe.recv()
-    one.process.join()
+    with _STARTING, theirs:
+        if not over.is_set():
+            process.start()
+            log.info("seed %d %s: starting", job.seed, job.strategy)
+    with ours, suppress(EOFError):
+        found = ours.recv()
+    if process.pid is not None:
+        process.join()
     if found is None:
-        job = one.job
-        problem = f"could not be run: its process ended with {one.process.exitcode}"
+        problem = f"could not be run: its process ended with {process.exitcode}"
+        seconds = job.size.seconds
         failed = SeedResult(
-            seed=job.seed, strategy=job.strategy, seconds=job.size.seconds, problems=[problem]
+            seed=job.seed, strategy=job.strategy, seconds=seconds, problems=[problem]
         )
         return failed, {}
     return found

@@ -16,7 +16,7 @@ import pytest
 from gateway.stack.server import poll
 from tests.faults import options, seeds
 from tests.faults.oracle import SeedResult
-from tests.faults.report import SEED_COLUMNS, Report, line, table_of_seeds
+from tests.faults.report import Report, line, table
 from tests.faults.seeds import SHORT, Job, Size
 from tests.support.stack import RabbitMQ
 
@@ -69,7 +69,7 @@ RESULT = SeedResult(
     seed=7,
     strategy="redis",
     seconds=120.0,
-    **dict.fromkeys(SEED_COLUMNS, 3),
+    **dict.fromkeys(SeedResult.COLUMNS, 3),
     statuses={"200": 2},
     schedule=["   0.0 s  redis killed for 1.0 s"],
     injected=["   0.0 to    1.4 s  redis killed for 1.0 s"],
@@ -91,9 +91,9 @@ def test_a_result_is_a_line_and_one_that_does_not_hold_shows_the_faults():
 def test_the_table_ends_with_the_sums_and_the_slowest_recovery():
     broken = replace(RESULT, seed=8, recovery=4.5, problems=["late: 1"])
 
-    *_, last = table_of_seeds([RESULT, broken]).splitlines()
+    *_, last = table([RESULT, broken]).splitlines()
     cells = [cell.strip() for cell in last.strip("|").split("|")]
-    assert cells == ["all", "", *["6"] * (len(SEED_COLUMNS) - 1), "4.5", "1 of 2 broken"]
+    assert cells == ["all", "", *["6"] * (len(SeedResult.COLUMNS) - 1), "4.5", "1 of 2 broken"]
 
 
 def test_what_is_known_to_hold_is_left_out(tmp_path: Path):

@@ -156,26 +156,13 @@ class Trial:
         self.send_to(lane, port, **sender)
 
     def lane(
-        self,
-        strategy: str,
-        broker: str = "",
-        results: str = "",
-        quorum: bool = False,
-        label: str = "",
-        kind: type[AnyLane] = Lane,
-    ) -> AnyLane:
-        """Make a lane in which nothing runs yet; `label` tells it from others of the strategy."""
-        lane = kind(
-            self.stack,
-            f"{self.number}-{len(self.lanes)}-{strategy}",
-            strategy,
-            broker or self.broker.url,
-            results or self.results.url,
-            self.deadline,
-            quorum,
-            label,
-        )
-        return self._add(lane)
+        self, strategy: str, broker: str = "", results: str = "", kind: type[AnyLane] = Lane,
+        **more: Any,
+    ) -> AnyLane:  # fmt: skip
+        """Make a lane in which nothing runs yet."""
+        name = f"{self.number}-{len(self.lanes)}-{strategy}"
+        urls = broker or self.broker.url, results or self.results.url
+        return self._add(kind(self.stack, name, strategy, *urls, self.deadline, **more))
 
     def _add(self, lane: AnyLane) -> AnyLane:
         """Have a lane stopped when the row is over."""
