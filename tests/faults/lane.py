@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import urllib.error
@@ -12,7 +11,6 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
@@ -28,12 +26,12 @@ from tests.faults.oracle import (
     Result,
     RowJudge,
     RowResult,
-    Window,
     judge_remains,
     rules_of,
 )
 from tests.faults.tasks import EXECUTED
-from tests.simulation.records import Try
+from tests.simulation.records import Injected, Try
+from tests.support.requests import total
 from tests.support.stack import Server, Stack
 
 if TYPE_CHECKING:
@@ -133,7 +131,7 @@ class Lane:
         self.problems: list[str] = []
         self.notes: dict[str, float] = {}
         self.before: Remains | None = None
-        self.window = Window()
+        self.window = Injected("fault", "all", 0, 0)
 
     def anew(self) -> Lane:
         """Return a lane that the same servers serve, and that has seen nothing yet."""
@@ -246,7 +244,7 @@ class Lane:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's series, over all gateways."""
-        return sum(_total(page, name) for page in self._pages())
+        return sum(total(page, name) for page in self._pages())
 
     def _pages(self) -> list[str]:
         return [ask(f"{gateway.admin_url}/metrics") for gateway in self.gateways]
@@ -268,7 +266,7 @@ class Lane:
     def quiet(self) -> bool:
         """Do all gateways say that nothing is under way and nobody connected?"""
         names, pages = ("gateway_in_flight", "gateway_connections_open"), self._pages()
-        return all(pages) and not any(_total(page, name) for page in pages for name in names)
+        return all(pages) and not any(total(page, name) for page in pages for name in names)
 
     def _as_before(self) -> bool:
         """Is it quiet, with as many processes as before?"""
@@ -278,17 +276,13 @@ class Lane:
     def judge(self, row: Row) -> Result:
         """Say what this lane has shown of `row`."""
         self.drain()
-        window = replace(
-            self.window, statuses=frozenset(row.statuses), again=row.again, second=row.second
-        )
         tries = [one for one in self.sender.tries if one.delivery not in self.excused]
         done = [one for one in self.executions() if one.id not in self.excused]
         result = RowResult(
             row=row.number, title=row.title, strategy=self.strategy, label=self.label,
             problems=self.problems, notes=self.notes,
         )  # fmt: skip
-        judge = RowJudge(self.strategy, tries, done, window, self.deadline)
-        result.judge(judge, rules_of(window))
+        result.judge(RowJudge(row, self.strategy, tries, done, self.window), rules_of(row))
         if self.before is not None:
             poll(self._as_before, SETTLED)
             judge_remains(result, self.before, self.remains(), row.same)
@@ -317,11 +311,6 @@ class Lane:
         with ExitStack() as stopping:  # all of them, whatever becomes of one
             for server in (*self.gateways, *self.workers):
                 stopping.callback(server.kill)
-
-
-def _total(page: str, name: str) -> float:
-    lines = [line for line in page.splitlines() if re.split("[ {]", line, maxsplit=1)[0] == name]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def ask(url: str) -> str:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.faults.faults import FROZEN, KILLED
 from tests.simulation import promises, records
 from tests.simulation.promises import CALM, GRACE, MAIN, REFUSALS, findings, told
 from tests.simulation.records import GONE, Evidence, Injected, Try
+
+if TYPE_CHECKING:
+    from tests.faults.trial import Row
 
 RECOVERY = CALM  # seconds after the fault's end until everything is served again
 #: What may stay behind: descriptors of idle pooled connections, and memory (bytes).
@@ -48,17 +51,6 @@ def executions(path: Path) -> list[Execution]:
         return []
     lines = path.read_text().split("\n")[:-1]
     return [Execution(**json.loads(line)) for line in lines]
-
-
-@dataclass(frozen=True)
-class Window:
-    """When a row's fault began and ended, and what it excuses; monotonic seconds."""
-
-    began: float = 0.0
-    ended: float = 0.0
-    statuses: frozenset[int | str] = frozenset()
-    again: bool = False  # may tasks run more than once?
-    second: bool = False  # once for each try, and under another task id?
 
 
 class Judge(promises.Judge):
@@ -116,19 +108,16 @@ class Judge(promises.Judge):
 
 
 class RowJudge(Judge):
-    """Looks at what a row has shown; a row says itself what its fault excuses."""
+    """Looks at what `row` has shown, which says itself what its fault excuses."""
 
     unique = False
 
     def __init__(
-        self, strategy: str, tries: list[Try], done: Iterable[Execution], window: Window,
-        deadline: float,
-    ):  # fmt: skip
-        injected = [Injected("fault", "all", window.began, window.ended)]
-        deadlines = dict.fromkeys((one.route for one in tries), deadline)
-        super().__init__(strategy, tries, done, injected, deadlines)
-        self.window = window
-        self.statuses = window.statuses
+        self, row: Row, strategy: str, tries: list[Try], done: Iterable[Execution], fault: Injected
+    ):
+        deadlines = dict.fromkeys((one.route for one in tries), row.deadline)
+        super().__init__(strategy, tries, done, [fault], deadlines)
+        self.row, self.statuses = row, row.statuses
 
     def explained(self, one: Try) -> bool:
         return one.good or super().explained(one)
@@ -147,7 +136,7 @@ def executed_again(judge: RowJudge) -> Iterator[str]:
     A second try has the first one's task id where another gateway had not yet written that the
     message is confirmed.
     """
-    tries = Counter(one.delivery for one in judge.seen.tries if judge.window.second)
+    tries = Counter(one.delivery for one in judge.seen.tries if judge.row.second)
     for delivery, number in Counter(e.delivery for e in judge.main).items():
         if number > max(1, tries[delivery]):
             yield f"{delivery} {number} times"
@@ -158,16 +147,12 @@ Rules = Mapping[str, Callable[..., Iterable[str]]]
 RULES: Rules = {**promises.RULES, "failed before the first fault": outside}
 
 
-def rules_of(window: Window) -> Rules:
+def rules_of(row: Row) -> Rules:
     """Return what a row has to keep, beside what it expects itself."""
     kept = ["lost", "another's answer, or nobody's", "late", "a status that no fault explains"]
-    kept += ["failed before the first fault"]
-    rules = {name: RULES[name] for name in kept}
-    if not window.again:
-        rules["executed again"] = executed_again
-    if not window.second:
-        rules["second task ids"] = RULES["second task ids"]
-    return rules
+    kept += ["failed before the first fault", *([] if row.second else ["second task ids"])]
+    again = {} if row.again else {"executed again": executed_again}
+    return {name: RULES[name] for name in kept} | again
 
 
 #: The rules whose findings are figures, too.

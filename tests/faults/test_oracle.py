@@ -16,14 +16,14 @@ from tests.faults.oracle import (
     RowJudge,
     RowResult,
     SeedResult,
-    Window,
     judge_remains,
     rules_of,
 )
+from tests.faults.trial import Row
 from tests.simulation.records import GONE, REFUSED, RESET, SILENT, Injected, Try
 
-DEADLINE = 8.0
-WINDOW = Window(began=100, ended=110, statuses=frozenset({503}))
+FAULT = Injected("fault", "all", 100, 110)
+ROW = Row(1, "a fault", lambda trial: None, (503,))
 
 
 def sent(name: str, at: float = 50, took: float = 0.1, status: int | str = 200) -> Try:
@@ -38,9 +38,9 @@ SENT = [sent("before"), sent("inside", 105, status=503), sent("after", 112)]
 DONE = [execution("before"), execution("after")]
 
 
-def of_row(requests=SENT, done=DONE, window=WINDOW) -> RowResult:
+def of_row(requests=SENT, done=DONE, row=ROW) -> RowResult:
     result = RowResult(row=1, title="a fault", strategy="pika")
-    result.judge(RowJudge("pika", requests, done, window, DEADLINE), rules_of(window))
+    result.judge(RowJudge(row, "pika", requests, done, FAULT), rules_of(row))
     return result
 
 
@@ -81,12 +81,12 @@ def test_a_promise_that_a_row_breaks_is_told(requests, done, problem):
 
 
 def test_what_a_row_allows_is_no_problem():
-    again = of_row(done=[*DONE, execution("after", 2)], window=replace(WINDOW, again=True))
+    again = of_row(done=[*DONE, execution("after", 2)], row=replace(ROW, again=True))
 
     assert again.holds and again.duplicated == 1
     # A second try of the same delivery, whose claim was lost.
     tried = [*SENT, sent("after", 114)]
-    second = replace(WINDOW, second=True)
+    second = replace(ROW, second=True)
     for task in (execution("after", 2), execution("after", 2, "another task")):
         assert of_row(tried, [*DONE, task], second).holds
         assert not of_row(tried, [*DONE, task, task], second).holds

@@ -18,7 +18,7 @@ from gateway.stack.server import poll
 from tests.faults.client import EXTRA, Client, Sender
 from tests.faults.faults import Fault, Injection
 from tests.faults.lane import SENT, Lane
-from tests.faults.oracle import RECOVERY, Result, Window
+from tests.faults.oracle import RECOVERY, Result
 from tests.faults.servers import Servers, port_of, together
 from tests.simulation.records import Injected
 from tests.support.stack import RabbitMQ, Server
@@ -246,7 +246,7 @@ class Trial:
         """Mark the block as the fault's time, of all lanes under load."""
         began = monotonic()
         yield
-        window = Window(began, monotonic())
+        window = Injected("fault", "all", began, monotonic())
         for lane in self.loaded or self.lanes:
             lane.window = window
 
