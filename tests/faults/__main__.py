@@ -59,7 +59,7 @@ def run_rows(chosen: argparse.Namespace) -> bool:
                 break
             begun += 1
             log.info("%4.1f min  row %d of %d: %s", minutes, begun, len(planned), row.title)
-            logs = chosen.json.with_suffix("")
+            logs = chosen.json.with_suffix("") / f"row-{row.number}"
             results = attempt(row, servers, strategies, logs, chosen.logs)
             report.add(results, servers.versions)
             for result in results:

@@ -28,16 +28,17 @@ from gateway.celery_message import RESULT_KEY
 from gateway.outcome import SUCCESS
 from gateway.stack import loopback
 from gateway.stack.server import poll
-from tests.faults.client import KEY, PersistentSender
+from tests.faults import trial
+from tests.faults.client import KEY, Client, PersistentSender
 from tests.faults.faults import schedule
 from tests.faults.lane import SENT, SETTLED, Lane
 from tests.faults.oracle import RECOVERY, Judge, SeedResult
 from tests.faults.report import Report, line, table
 from tests.faults.servers import Servers, port_of, together
-from tests.faults.trial import Trial
+from tests.faults.trial import Row, Trial
 from tests.faults.watchdog import Watchdog
 from tests.simulation.records import Injected, Try
-from tests.support.stack import RabbitMQ, Stack
+from tests.support.stack import RabbitMQ, Server, Stack
 
 log = logging.getLogger("faults")
 
@@ -82,27 +83,56 @@ task = "faults.nonce"
     )
 
     sender: PersistentSender
+    client: Client
     injected: list[Injected]
 
-    def start(self, seed: int, rate: float) -> None:
+    def start(self, seed: int, size: Size) -> None:
         """Start workers and gateways, and make their sender."""
+        self.size, self.faults = size, schedule(seed, size.seconds)
+        self.result = SeedResult(
+            seed=seed, strategy=self.strategy, seconds=size.seconds,
+            schedule=[fault.line for fault in self.faults],
+        )  # fmt: skip
         kept = {"GATEWAY_RESULT_EXPIRES": str(KEPT)}
         worker = partial(self.start_worker, concurrency=POOL, env=kept)
         gateway = partial(self.start_gateway, f"--processes={PROCESSES}")
         together(worker, worker, gateway, gateway)
         gateways = {n: s for n, s in self.servers.items() if n.startswith("gateway")}
         ports = {name: port_of(gateway) for name, gateway in gateways.items()}
-        log_file, watchdog = self.directory / SENT, Watchdog(gateways)
-        self.sender = PersistentSender(seed, ports, log_file, rate, watchdog)
+        watchdog, to = Watchdog(gateways), self.directory / SENT
+        self.sender = PersistentSender(seed, ports, to, size.rate, watchdog)
 
-    def judge_seed(self, result: SeedResult, trial: Trial) -> None:
-        """Add all that this lane has shown to `result`."""
+    def suffer(self, trial: Trial) -> None:
+        """Send while the seed's faults come and go, and until all is delivered."""
+        self.node, self.client = trial.broker, trial.client
+        # A queue that the broker forgets with its definitions takes its messages along.
+        trial.broker.sync()
+        self._say("everything serves; the faults begin")
+        trial.client.start([self.sender])
+        sleep(self.size.warm)
+        self.injected = trial.inject(*self.faults)
+        self.sender.until = monotonic() + GIVE_UP
+        self._say("all is put right")
+        sleep(self.size.after)
+        trial.client.stop(2 * GIVE_UP)
+
+    def _say(self, what: str) -> None:
+        log.info("seed %d %s: %s", self.result.seed, self.strategy, what)
+
+    def judge(self, _row: Row) -> SeedResult:
+        """Say what this lane has shown."""
         self.drain(within=60, pause=2)  # longer than any task
         tries, done = self.sender.tries, self.executions()
         failed = self._failed({one.task for one in [*done, *tries] if one.task})
-        read = trial.client.run(self._read())
-        result.judge(Judge(self.strategy, tries, done, self.injected, DEADLINES, failed, read))
-        result.problems += [*self.problems, *self._left(trial), *self.tracebacks()]
+        read = self.client.run(self._read())
+        injected = self.injected
+        self.result.judge(Judge(self.strategy, tries, done, injected, DEADLINES, failed, read))
+        self.result.problems += [*self.problems, *self._left(), *self.tracebacks()]
+        return self.result
+
+    def keep_logs(self, directory: Path, **others: Server) -> None:
+        super().keep_logs(directory, **others)
+        (directory / "faults.txt").write_text("\n".join(self.result.faults) + "\n")
 
     async def _read(self) -> dict[str, str]:
         """Return what is found where a 202 had said that the result would be, by delivery."""
@@ -117,9 +147,9 @@ task = "faults.nonce"
         known = {task: json.loads(result) for task, result in stored.items() if result is not None}
         return {task for task, result in known.items() if result["status"] != SUCCESS}
 
-    def _left(self, trial: Trial) -> Iterator[str]:
+    def _left(self) -> Iterator[str]:
         """Say what broker and gateways still hold."""
-        queued = trial.broker.ctl("list_queues", "name", "messages")
+        queued = self.node.ctl("list_queues", "name", "messages")
         if f"{self.queue}\t0" not in queued.splitlines():
             yield f"messages are left: {queued.split()}"
         if not poll(self.quiet, SETTLED):
@@ -146,41 +176,21 @@ def run(
     What everybody has logged is kept below `logs` where a promise was broken, or `always`. A
     `broker` that is given is used instead of one of its own.
     """
-    drawn = [fault.line for fault in schedule(seed, size.seconds)]
-    result = SeedResult(seed=seed, strategy=strategy, seconds=size.seconds, schedule=drawn)
-    began, holds = monotonic(), False
+
+    def suffer(trial: Trial) -> None:
+        lane = trial.lane(strategy, kind=RandomLane)
+        lane.start(seed, size)
+        lane.suffer(trial)
+
+    began = monotonic()
+    row = Row(seed, "random faults", suffer, deadline=max(DEADLINES.values()))
     with Stack() as stack:
         servers = Servers(stack, *DURABLE, broker=broker)
         together(lambda: servers.broker, lambda: servers.results)
-        trial = Trial(servers, [strategy], deadline=max(DEADLINES.values()))
-        try:
-            lane = trial.lane(strategy, kind=RandomLane)
-            lane.start(seed, size.rate)
-            _suffer(trial, lane, seed, size)
-            lane.judge_seed(result, trial)
-            holds = result.holds
-        finally:
-            if logs is not None and (always or not holds):
-                to = logs / f"seed-{seed}-{strategy}"
-                trial.keep_logs(to)
-                (to / "faults.txt").write_text("\n".join(result.injected or drawn) + "\n")
-            trial.close()
+        to = logs and logs / f"seed-{seed}-{strategy}"
+        (result,) = trial.run(row, servers, (strategy,), logs=to, always=always)
     result.notes["seconds"] = round(monotonic() - began, 1)
     return result, servers.versions
-
-
-def _suffer(trial: Trial, lane: RandomLane, seed: int, size: Size) -> None:
-    """Send while the seed's faults come and go, and until all is delivered."""
-    # A queue that the broker forgets with its definitions takes its messages along.
-    trial.broker.sync()
-    log.info("seed %d %s: everything serves; the faults begin", seed, lane.strategy)
-    trial.client.start([lane.sender])
-    sleep(size.warm)
-    lane.injected = trial.inject(*schedule(seed, size.seconds))
-    lane.sender.until = monotonic() + GIVE_UP
-    log.info("seed %d %s: all is put right", seed, lane.strategy)
-    sleep(size.after)
-    trial.client.stop(2 * GIVE_UP)
 
 
 # Several of them ----------------------------------------------------------------------------
@@ -273,9 +283,8 @@ def _run_in_process(
         process.join()
     if found is None:
         problem = f"could not be run: its process ended with {process.exitcode}"
-        seconds = job.size.seconds
         failed = SeedResult(
-            seed=job.seed, strategy=job.strategy, seconds=seconds, problems=[problem]
+            seed=job.seed, strategy=job.strategy, seconds=job.size.seconds, problems=[problem]
         )
         return failed, {}
     return found

@@ -326,14 +326,17 @@ def run(
     logs: Path | None = None,
     always: bool = False,
 ) -> list[Result]:
-    """Run a row over `strategies`, and have it judged; keep its logs where it does not hold."""
+    """Run a row over `strategies`, and have it judged.
+
+    What everybody has logged is kept in `logs` where it does not hold, or `always`.
+    """
     trial = Trial(servers, strategies, row.deadline, size)
     results: list[Result] = []
 
     def keep_logs() -> None:
         holds = results and all(result.holds for result in results)
         if logs is not None and (always or not holds):
-            trial.keep_logs(logs / f"row-{row.number}")
+            trial.keep_logs(logs)
 
     with ExitStack() as end:
         end.callback(keep_logs)
