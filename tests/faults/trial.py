@@ -6,7 +6,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,22 +88,16 @@ def row(number: int, title: str, *more: Any, **options: Any) -> Callable[[Run], 
 
 
 class Trial:
-    """A row's run over some strategies, side by side; `deadline` is its requests' (seconds)."""
+    """A row's run over some strategies, side by side."""
 
-    def __init__(
-        self,
-        servers: Servers,
-        strategies: Sequence[str],
-        deadline: float = 8.0,
-        size: Size = WHOLE,
-    ):
+    def __init__(self, row: Row, servers: Servers, strategies: Sequence[str], size: Size):
+        self.row, self.deadline = row, row.deadline
         self.servers, self.stack = servers, servers.stack
-        self.strategies, self.deadline, self.size = list(strategies), deadline, size
+        self.strategies, self.size = list(strategies), size
         self.number = next(_numbers)
         self.client = Client()
         self.lanes: list[Lane] = []
         self._asked, self._kept = "", False
-        self.loaded: list[Lane] = []
         self._exit = ExitStack()
         self._exit.callback(self.client.close)
 
@@ -124,7 +118,8 @@ class Trial:
         asks for the same.
         """
         servers = {name: more.get(name) for name in ("worker", "gateway", "services", "nginx")}
-        self._asked = repr((self.strategies, self.deadline, options, broker, results, servers))
+        if more.get("nginx") is None:  # it is not kept, and whoever asks would not find it
+            self._asked = repr((self.strategies, self.deadline, options, broker, results, servers))
         for lane in self.servers.take(self._asked):
             self.send_to(self._add(lane), **{k: v for k, v in more.items() if k not in servers})
         if not self.lanes:
@@ -197,10 +192,9 @@ class Trial:
     def _hang_up(self, lane: Lane) -> None:
         self.client.run(lane.sender.close())
 
-    def each(self, work: Callable[[Lane], T], lanes: Sequence[Lane] | None = None) -> list[T]:
+    def each(self, work: Callable[[Lane], T]) -> list[T]:
         """Do something for every lane at the same time."""
-        lanes = self.lanes if lanes is None else lanes
-        return together(*(partial(work, lane) for lane in lanes))
+        return together(*(partial(work, lane) for lane in self.lanes))
 
     def at_exit(self, close: Callable[[], object]) -> None:
         """Do `close` when the row is over, before what was asked for earlier."""
@@ -208,55 +202,49 @@ class Trial:
 
     # Load ---------------------------------------------------------------------------------
 
-    def warm(self, lanes: Sequence[Lane]) -> None:
+    def warm(self) -> None:
         """Fill the gateways' pools, and see what they hold when nothing is under way."""
 
         def warm(lane: Lane) -> None:
-            self.client.run(
-                lane.sender.burst(self.size.burst, "/echo?seconds=0.02"), self.deadline + 60
-            )
+            burst = lane.sender.burst(self.size.burst, "/echo?seconds=0.02")
+            self.client.run(burst, self.deadline + 60)
             self._hang_up(lane)
             lane.expect(poll(lane.quiet, 10), "something was still under way after the first burst")
             lane.before = lane.remains()
 
-        self.each(warm, lanes)
+        self.each(warm)
 
     @contextmanager
-    def load(self, lanes: Sequence[Lane] | None = None) -> Iterator[None]:
+    def load(self) -> Iterator[None]:
         """Send while the block breaks things, until all is well again and enough was sent."""
-        self.loaded = list(lanes or self.lanes)
-        self.warm(self.loaded)
-        self.client.start([lane.sender for lane in self.loaded])
+        self.warm()
+        self.client.start([lane.sender for lane in self.lanes])
         try:
             time.sleep(self.size.warm)
             yield
             self._recover()
             # Whoever has sent enough leaves the cores to those who are slower.
-            for lane in self.loaded:
+            for lane in self.lanes:
                 lane.sender.limit = self.size.requests + len(lane.excused)
-            poll(lambda: all(_sent(lane) >= self.size.requests for lane in self.loaded), ENOUGH)
+            poll(lambda: all(_sent(lane) >= self.size.requests for lane in self.lanes), ENOUGH)
         finally:
             self.client.stop(self.deadline + EXTRA + 10)
-        for lane in self.loaded:
+        for lane in self.lanes:
             sent = _sent(lane)
             lane.expect(sent >= self.size.requests, f"only {sent} requests were sent")
 
     @contextmanager
     def fault(self) -> Iterator[None]:
-        """Mark the block as the fault's time, of all lanes under load."""
+        """Mark the block as the fault's time."""
         began = monotonic()
         yield
         window = Injected("fault", "all", began, monotonic())
-        for lane in self.loaded or self.lanes:
+        for lane in self.lanes:
             lane.window = window
 
     def inject(self, *faults: Fault) -> list[Injected]:
         """Do this to the servers of all lanes; return what was done when all is put right."""
-        servers = {}
-        if any(fault.target == "broker" for fault in faults):
-            servers["broker"] = [self.broker]
-        if any(fault.target == "redis" for fault in faults):
-            servers["redis"] = [self.results]
+        servers: dict[str, list[Server]] = {"broker": [self.broker], "redis": [self.results]}
         for lane in self.lanes:
             for name, server in lane.servers.items():
                 servers.setdefault(name, []).append(server)
@@ -292,14 +280,14 @@ class Trial:
             return len(answered) >= 20 * self.size.share and all(one.good for one in answered)
 
         time.sleep(self.size.steady)
-        poll(lambda: all(map(steady, self.loaded)), RECOVERY + self.deadline + 3)
+        poll(lambda: all(map(steady, self.lanes)), RECOVERY + self.deadline + 3)
 
     # The end ------------------------------------------------------------------------------
 
-    def judge(self, row: Row) -> list[Result]:
+    def judge(self) -> list[Result]:
         """Have the oracle judge every lane."""
         self.each(self._hang_up)
-        return self.each(lambda lane: lane.judge(row))
+        return self.each(lambda lane: lane.judge(self.row))
 
     def keep_logs(self, directory: Path) -> None:
         """Copy what everybody has logged to `directory`, in the place of what is there."""
@@ -330,19 +318,15 @@ def run(
 
     What everybody has logged is kept in `logs` where it does not hold, or `always`.
     """
-    trial = Trial(servers, strategies, row.deadline, size)
+    trial = Trial(row, servers, strategies, size)
     results: list[Result] = []
-
-    def keep_logs() -> None:
-        holds = results and all(result.holds for result in results)
-        if logs is not None and (always or not holds):
+    try:
+        with closing(trial):
+            row.run(trial)
+            results = trial.judge()
+            if holds := all(result.holds for result in results):
+                trial.keep()
+    finally:
+        if logs is not None and (always or not (results and holds)):
             trial.keep_logs(logs)
-
-    with ExitStack() as end:
-        end.callback(keep_logs)
-        end.callback(trial.close)
-        row.run(trial)
-        results += trial.judge(row)
-        if all(result.holds for result in results):
-            trial.keep()
     return results

@@ -46,7 +46,7 @@ def _crash(trial: Trial, *places: str) -> None:
         trial.serve(lane, gateway={"env": {"GATEWAY_FAILPOINT": failpoint}})
 
     trial.each(start)
-    trial.warm(trial.lanes)
+    trial.warm()
     with trial.fault():
         for number in trial.times(CRASHES, short=1):
             # A name that no other row has claimed.

@@ -61,7 +61,7 @@ def repeated(trial: Trial) -> None:
     # All processes have served then, also those of `blocking`, which is warmed up one by one.
     for lane in trial.lanes:
         trial.client.run(_at_once(lane, f"{lane.queue}-first"))
-    trial.warm(trial.lanes)
+    trial.warm()
     with trial.fault():
         for lane in trial.lanes:
             _repeat(trial, lane)
