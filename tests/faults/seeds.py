@@ -20,6 +20,7 @@ from functools import partial
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from time import monotonic, sleep
 
 from redis import Redis
@@ -77,7 +78,7 @@ path = "{path}"
 answer = "{path[1:]}"
 deadline = {deadline}
 idempotency = "header:{KEY}"
-task = "faults.nonce"
+task = "faults.run"
 {{queue}}"""
         for path, deadline in DEADLINES.items()
     )
@@ -163,32 +164,38 @@ task = "faults.nonce"
         return sum(not any({**one, "pid": 0}.values()) for one in self.checks())
 
 
-def run(
-    seed: int,
-    strategy: str,
-    size: Size,
-    logs: Path | None = None,
-    always: bool = False,
-    broker: RabbitMQ | None = None,
-) -> tuple[SeedResult, dict[str, str]]:
+@dataclass(frozen=True)
+class Job:
+    """A seed to be run with a strategy.
+
+    What everybody has logged is kept below `logs` where a promise was broken, or `always`.
+    """
+
+    seed: int
+    strategy: str
+    size: Size
+    logs: Path
+    always: bool = False
+
+
+def run(job: Job, broker: RabbitMQ | None = None) -> tuple[SeedResult, dict[str, str]]:
     """Run a seed with a strategy and judge it; return the servers' versions as well.
 
-    What everybody has logged is kept below `logs` where a promise was broken, or `always`. A
-    `broker` that is given is used instead of one of its own.
+    A `broker` that is given is used instead of one of its own.
     """
 
     def suffer(trial: Trial) -> None:
-        lane = trial.lane(strategy, kind=RandomLane)
-        lane.start(seed, size)
+        lane = trial.lane(job.strategy, kind=RandomLane)
+        lane.start(job.seed, job.size)
         lane.suffer(trial)
 
     began = monotonic()
-    row = Row(seed, "random faults", suffer, deadline=max(DEADLINES.values()))
+    row = Row(job.seed, "random faults", suffer, deadline=max(DEADLINES.values()))
     with Stack() as stack:
         servers = Servers(stack, *DURABLE, broker=broker)
         together(lambda: servers.broker, lambda: servers.results)
-        to = logs and logs / f"seed-{seed}-{strategy}"
-        (result,) = trial.run(row, servers, (strategy,), logs=to, always=always)
+        to = job.logs / f"seed-{job.seed}-{job.strategy}"
+        (result,) = trial.run(row, servers, (job.strategy,), logs=to, always=job.always)
     result.notes["seconds"] = round(monotonic() - began, 1)
     return result, servers.versions
 
@@ -198,17 +205,6 @@ def run(
 #: A new interpreter each, that shares neither locks nor loops with this one.
 _SPAWN = get_context("spawn")
 _STARTING = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Job:
-    """A seed to be run with a strategy; see `run`."""
-
-    seed: int
-    strategy: str
-    size: Size
-    logs: Path
-    always: bool
 
 
 def run_seeds(chosen: argparse.Namespace) -> bool:
@@ -234,12 +230,18 @@ def run_seeds(chosen: argparse.Namespace) -> bool:
 
 def run_all(jobs: list[Job], at_once: int) -> Iterator[tuple[SeedResult, dict[str, str]]]:
     """Run all, so many at a time; return each one's result and its servers' versions."""
-    over = threading.Event()
+    over, places = threading.Event(), SimpleQueue[int]()
+    for place in range(at_once):
+        places.put(place)
+
+    def run_one(job: Job) -> tuple[SeedResult, dict[str, str]]:
+        place = places.get()
+        found = _run_in_process(job, over, place, at_once)
+        places.put(place)
+        return found
+
     with ThreadPoolExecutor(at_once) as threads:
-        all_ = [
-            threads.submit(_run_in_process, job, over, number, len(jobs))
-            for number, job in enumerate(jobs)
-        ]
+        all_ = [threads.submit(run_one, job) for job in jobs]
         try:
             for one in as_completed(all_):
                 yield one.result()
@@ -297,4 +299,4 @@ def _run(job: Job, pipe: Connection, place: int, places: int) -> None:
     # A server's start lies between finding a port and listening on it.
     loopback.PORTS = loopback.PORTS[place::places]
     with pipe, suppress(KeyboardInterrupt):
-        pipe.send(run(job.seed, job.strategy, job.size, job.logs, job.always))
+        pipe.send(run(job))

@@ -28,7 +28,7 @@ SEED = 7
 
 
 def test_nothing_that_was_acknowledged_is_lost(broker: RabbitMQ, start, tmp_path: Path):
-    result, versions = start(lambda: seeds.run(SEED, "pika", SHORT, tmp_path, broker=broker))
+    result, versions = start(lambda: seeds.run(Job(SEED, "pika", SHORT, tmp_path), broker))
 
     assert result.holds, line(result)
     assert result.acknowledged > 100
@@ -36,7 +36,7 @@ def test_nothing_that_was_acknowledged_is_lost(broker: RabbitMQ, start, tmp_path
 
 
 def test_a_lane_that_cannot_be_run_holds_for_nobody_and_stops_no_other(tmp_path: Path, capfd):
-    jobs = [Job(seed, "pika", Size(seconds="no number"), tmp_path, False) for seed in (1, 2)]
+    jobs = [Job(seed, "pika", Size(seconds="no number"), tmp_path) for seed in (1, 2)]
 
     found = list(seeds.run_all(jobs, at_once=2))
 
