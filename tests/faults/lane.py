@@ -276,13 +276,13 @@ class Lane:
     def judge(self, row: Row) -> Result:
         """Say what this lane has shown of `row`."""
         self.drain()
-        tries = [one for one in self.sender.tries if one.delivery not in self.excused]
-        done = [one for one in self.executions() if one.id not in self.excused]
         result = RowResult(
             row=row.number, title=row.title, strategy=self.strategy, label=self.label,
             problems=self.problems, notes=self.notes,
         )  # fmt: skip
-        result.judge(RowJudge(row, self.strategy, tries, done, self.window), rules_of(row))
+        tries, done = self.sender.tries, self.executions()
+        judge = RowJudge(row, self.strategy, tries, done, self.window, self.excused)
+        result.judge(judge, rules_of(row))
         if self.before is not None:
             poll(self._as_before, SETTLED)
             judge_remains(result, self.before, self.remains(), row.same)

@@ -108,13 +108,25 @@ class Judge(promises.Judge):
 
 
 class RowJudge(Judge):
-    """Looks at what `row` has shown, which says itself what its fault excuses."""
+    """Looks at what `row` has shown, which says itself what its fault excuses.
+
+    The deliveries `excused` are those that the row judges itself.
+    """
 
     unique = False
 
     def __init__(
-        self, row: Row, strategy: str, tries: list[Try], done: Iterable[Execution], fault: Injected
+        self,
+        row: Row,
+        strategy: str,
+        tries: Iterable[Try],
+        done: Iterable[Execution],
+        fault: Injected,
+        excused: Iterable[str] = (),
     ):
+        excused = set(excused)
+        tries = [one for one in tries if one.delivery not in excused]
+        done = [one for one in done if one.id not in excused]
         deadlines = dict.fromkeys((one.route for one in tries), row.deadline)
         super().__init__(strategy, tries, done, [fault], deadlines)
         self.row, self.statuses = row, row.statuses

@@ -38,9 +38,9 @@ SENT = [sent("before"), sent("inside", 105, status=503), sent("after", 112)]
 DONE = [execution("before"), execution("after")]
 
 
-def of_row(requests=SENT, done=DONE, row=ROW) -> RowResult:
+def of_row(requests=SENT, done=DONE, row=ROW, excused=()) -> RowResult:
     result = RowResult(row=1, title="a fault", strategy="pika")
-    result.judge(RowJudge(row, "pika", requests, done, FAULT), rules_of(row))
+    result.judge(RowJudge(row, "pika", requests, done, FAULT, excused), rules_of(row))
     return result
 
 
@@ -82,8 +82,10 @@ def test_a_promise_that_a_row_breaks_is_told(requests, done, problem):
 
 def test_what_a_row_allows_is_no_problem():
     again = of_row(done=[*DONE, execution("after", 2)], row=replace(ROW, again=True))
+    excused = of_row([*SENT, sent("x", 105, status=502)], excused=["x"])
 
     assert again.holds and again.duplicated == 1
+    assert excused.holds and excused.sent == 3
     # A second try of the same delivery, whose claim was lost.
     tried = [*SENT, sent("after", 114)]
     second = replace(ROW, second=True)
