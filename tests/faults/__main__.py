@@ -16,12 +16,12 @@ from amqp.exceptions import AMQPError
 from redis.exceptions import RedisError
 
 from gateway.errors import GatewayError
-from tests.faults import options
-from tests.faults.combined import lanes
-from tests.faults.oracle import Result
+from tests.faults import options, seeds
+from tests.faults.oracle import Result, RowResult
 from tests.faults.report import Report, line, table
-from tests.faults.rows import ALONE, ROWS, Row, run
+from tests.faults.rows import ALONE, ROWS
 from tests.faults.servers import Servers
+from tests.faults.trial import Row, run
 from tests.support.stack import Stack
 
 log = logging.getLogger("faults")
@@ -33,9 +33,9 @@ ERRORS = (GatewayError, AMQPError, RedisError, OSError, ValueError, LookupError,
 def main() -> int:
     chosen = options.parse(__doc__)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    lanes.end_when_told()
+    seeds.end_when_told()
     try:
-        holds = lanes.run_seeds(chosen) if chosen.random else run_rows(chosen)
+        holds = seeds.run_seeds(chosen) if chosen.random else run_rows(chosen)
     except KeyboardInterrupt:
         log.error("interrupted; go on with --resume")
         return 130
@@ -59,7 +59,7 @@ def run_rows(chosen: argparse.Namespace) -> bool:
                 break
             begun += 1
             log.info("%4.1f min  row %d of %d: %s", minutes, begun, len(planned), row.title)
-            logs = chosen.json.with_suffix("")
+            logs = chosen.json.with_suffix("") / f"row-{row.number}"
             results = attempt(row, servers, strategies, logs, chosen.logs)
             report.add(results, servers.versions)
             for result in results:
@@ -67,7 +67,7 @@ def run_rows(chosen: argparse.Namespace) -> bool:
             if not all(result.holds for result in results):
                 holds = False
                 servers.discard()
-    log.info("\n%s", table(one for one in report.results if one.row in chosen.rows))
+    log.info("\n%s", table([one for one in report.results if one.row in chosen.rows]))
     return holds
 
 
@@ -81,7 +81,10 @@ def attempt(
     except ERRORS as exc:
         log.error("row %d could not be run", row.number, exc_info=exc)
         problem = f"could not be run: {type(exc).__name__}: {exc}"
-        results = [Result(row.number, row.title, s, problems=[problem]) for s in strategies]
+        results = [
+            RowResult(row=row.number, title=row.title, strategy=s, problems=[problem])
+            for s in strategies
+        ]
     for result in results:
         result.notes["seconds"] = round(monotonic() - began, 1)
     return results

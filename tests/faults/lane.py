@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import replace
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
 from gateway.stack.server import poll
 from loadtest.stack import descriptors
 from tests.faults import oracle
 from tests.faults.client import Sender
-from tests.faults.oracle import Execution, Remains, Result, Window
+from tests.faults.oracle import (
+    Execution,
+    Remains,
+    Result,
+    RowJudge,
+    RowResult,
+    judge_remains,
+    rules_of,
+)
 from tests.faults.tasks import EXECUTED
+from tests.simulation.records import Injected, Try
+from tests.support.requests import total
 from tests.support.stack import Server, Stack
 
+if TYPE_CHECKING:
+    from tests.faults.trial import Row
+
+SENT = "sent.jsonl"  # what each try was answered
 ROOT = Path(__file__).parents[2]
 SECRET = "whsec_" + "ZmF1bHRz" * 4
 DRAINED = 30.0  # seconds until what was accepted must have been executed
@@ -77,7 +92,10 @@ queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 
 
 
 class Lane:
-    """A strategy with a queue and a worker of its own, so that none waits for another's faults."""
+    """A strategy with a queue and a worker of its own, so that none waits for another's faults.
+
+    `label` tells it from others of the strategy.
+    """
 
     TEMPLATE = CONFIG
 
@@ -113,7 +131,7 @@ class Lane:
         self.problems: list[str] = []
         self.notes: dict[str, float] = {}
         self.before: Remains | None = None
-        self.window = Window(0, 0)
+        self.window = Injected("fault", "all", 0, 0)
 
     def anew(self) -> Lane:
         """Return a lane that the same servers serve, and that has seen nothing yet."""
@@ -132,6 +150,12 @@ class Lane:
     @property
     def worker(self) -> Server:
         return self.workers[0]
+
+    @property
+    def servers(self) -> dict[str, Server]:
+        """Return what runs in it, by the names that faults know them by."""
+        kinds = {"worker": self.workers, "gateway": self.gateways}
+        return {f"{kind}-{n}": s for kind, all_ in kinds.items() for n, s in enumerate(all_, 1)}
 
     def start_worker(
         self,
@@ -175,6 +199,22 @@ class Lane:
         if not holds:
             self.problems.append(otherwise)
 
+    def tries(
+        self, *statuses: int | str, route: str = "", since: float = -inf, until: float = inf
+    ) -> list[Try]:
+        """Return what was sent in this time, to this route, and had one of these statuses."""
+        return [
+            one
+            for one in self.sender.tries
+            if since <= one.at <= until
+            and (not statuses or one.status in statuses)
+            and route in ("", one.route)
+        ]
+
+    def result_url(self, one: Try) -> str:
+        """Return where the gateway itself has what senders find below ``public_url``."""
+        return f"{self.gateway.url}/results/{one.location.rpartition('/results/')[2]}"
+
     # What it shows ------------------------------------------------------------------------
 
     def executions(self) -> list[Execution]:
@@ -183,12 +223,12 @@ class Lane:
     def executed(self) -> set[str]:
         return {one.id for one in self.executions()}
 
-    def drain(self) -> None:
-        """Wait until everything acknowledged is executed and nothing more is, but not for ever."""
-        self._drain({s.id for s in self.sender.sent if s.good} - self.excused)
+    def drain(self, within: float = DRAINED, pause: float = 1) -> None:
+        """Wait until everything acknowledged is executed and nothing more is, but not for ever.
 
-    def _drain(self, acknowledged: set[str], within: float = DRAINED, pause: float = 1) -> None:
-        """Nothing more is executed where nothing was in a `pause` (seconds)."""
+        Nothing more is executed where nothing was in a `pause` (seconds).
+        """
+        acknowledged = {one.delivery for one in self.sender.tries if one.good} - self.excused
         poll(lambda: acknowledged <= self.executed(), within)
         count, end = -1, monotonic() + within
         while count != (count := len(self.executions())) and monotonic() < end:
@@ -204,7 +244,7 @@ class Lane:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's series, over all gateways."""
-        return sum(_total(page, name) for page in self._pages())
+        return sum(total(page, name) for page in self._pages())
 
     def _pages(self) -> list[str]:
         return [ask(f"{gateway.admin_url}/metrics") for gateway in self.gateways]
@@ -226,43 +266,51 @@ class Lane:
     def quiet(self) -> bool:
         """Do all gateways say that nothing is under way and nobody connected?"""
         names, pages = ("gateway_in_flight", "gateway_connections_open"), self._pages()
-        return all(pages) and not any(_total(page, name) for page in pages for name in names)
+        return all(pages) and not any(total(page, name) for page in pages for name in names)
 
     def _as_before(self) -> bool:
         """Is it quiet, with as many processes as before?"""
         serving = len(self.checks()) + len(self.gateways)
         return self.quiet() and serving == len(self.before.pids)
 
-    def judge(
-        self,
-        result: Result,
-        statuses: frozenset[int | str],
-        again: bool,
-        same: bool,
-        second: bool = False,
-    ) -> None:
-        """Add everything that this lane has shown to `result`."""
-        window = replace(self.window, statuses=statuses, again=again, second=second)
-        result.problems += self.problems
-        result.notes |= self.notes
-        sent, done = self.sender.sent, self.executions()
-        oracle.judge(result, sent, done, window, self.deadline, self.excused)
+    def judge(self, row: Row) -> Result:
+        """Say what this lane has shown of `row`."""
+        self.drain()
+        result = RowResult(
+            row=row.number, title=row.title, strategy=self.strategy, label=self.label,
+            problems=self.problems, notes=self.notes,
+        )  # fmt: skip
+        tries, done = self.sender.tries, self.executions()
+        judge = RowJudge(row, self.strategy, tries, done, self.window, self.excused)
+        result.judge(judge, rules_of(row))
         if self.before is not None:
             poll(self._as_before, SETTLED)
-            oracle.judge_remains(result, self.before, self.remains(), same)
-        for gateway in self.gateways:
-            if "Traceback" in gateway.output():
-                result.problems.append("the gateway logged a traceback")
+            judge_remains(result, self.before, self.remains(), row.same)
+        result.problems += self.tracebacks()
+        return result
+
+    def tracebacks(self) -> list[str]:
+        """Say which gateways have logged one."""
+        return [
+            f"{name} logged a traceback"
+            for name, server in self.servers.items()
+            if name.startswith("gateway") and "Traceback" in server.output()
+        ]
+
+    def keep_logs(self, directory: Path, **others: Server) -> None:
+        """Copy what everybody has logged to `directory`, also what `others` have."""
+        directory.mkdir(parents=True)
+        for name in (SENT, EXECUTED, self.config.name):
+            if (self.directory / name).exists():
+                shutil.copy(self.directory / name, directory)
+        for name, server in (self.servers | others).items():
+            if server.log.exists():
+                shutil.copy(server.log, directory / f"{name}.log")
 
     def stop(self) -> None:
         with ExitStack() as stopping:  # all of them, whatever becomes of one
             for server in (*self.gateways, *self.workers):
                 stopping.callback(server.kill)
-
-
-def _total(page: str, name: str) -> float:
-    lines = [line for line in page.splitlines() if re.split("[ {]", line, maxsplit=1)[0] == name]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def ask(url: str) -> str:

@@ -1,45 +1,50 @@
-"""A line for each row and strategy, a table of all, a file to go on from."""
+"""A line for each row or seed and strategy, a table of all, a file to go on from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from loadtest.machine import PACKAGES, commit, machine, measured_code
-from tests.faults.oracle import Result
-
-COLUMNS = ("sent", "acknowledged", "executed", "lost", "duplicated", "late", "recovery")
+from tests.faults.oracle import Result, RowResult, SeedResult
 
 
 def line(result: Result) -> str:
-    """Tell in a line what a row has shown of a strategy, and below it what broke."""
-    figures = "  ".join(f"{name} {getattr(result, name):g}" for name in COLUMNS)
+    """Tell in a line what a row or a seed has shown; below it what broke, and what was done."""
+    figures = "  ".join(f"{_title(name)} {getattr(result, name):g}" for name in result.COLUMNS)
     statuses = " ".join(f"{status}:{count}" for status, count in result.statuses.items())
     verdict = "holds " if result.holds else "BROKEN"
-    text = f"{result.row:2} {verdict} {result.strategy:10} {figures}  ({statuses})"
-    if result.label:
-        text += f"  {result.label}"
-    return "\n".join([text, *(f"          {problem}" for problem in result.problems)])
+    text = f"{result.place} {verdict} {result.strategy:10} {figures}  ({statuses})"
+    below = [] if result.holds else [*result.problems, *result.faults]
+    return "\n".join([f"{text}  {result.label}".rstrip(), *(f"    {each}" for each in below)])
 
 
-def table(results: Iterable[Result]) -> str:
-    """Return all results as a table in Markdown."""
-    head = ("row", "fault", "strategy", *COLUMNS, "")
+def table(results: Sequence[Result]) -> str:
+    """Return all results as a table in Markdown; those of seeds with sums and slowest recovery."""
     rows = [
-        (
-            f"{result.row}",
-            f"{result.title}, {result.label}" if result.label else result.title,
-            f"`{result.strategy}`",
-            *(f"{getattr(result, name):,g}" for name in COLUMNS),
-            "" if result.holds else "broken",
-        )
-        for result in results
+        (*one.cells, f"`{one.strategy}`", *_figures(one), "" if one.holds else "broken")
+        for one in results
     ]
-    return markdown(head, rows)
+    kind = type(results[0]) if results else RowResult
+    if kind is SeedResult:
+        sums = {name: sum(getattr(one, name) for one in results) for name in kind.COLUMNS}
+        sums["recovery"] = max(one.recovery for one in results)
+        total = SeedResult(seed=0, strategy="", seconds=0.0, **sums)
+        broken = sum(not one.holds for one in results)
+        rows.append(("all", "", *_figures(total), f"{broken} of {len(results)} broken"))
+    return markdown((*kind.HEAD, "strategy", *map(_title, kind.COLUMNS), ""), rows)
+
+
+def _figures(result: Result) -> list[str]:
+    return [f"{getattr(result, name):,g}" for name in result.COLUMNS]
+
+
+def _title(name: str) -> str:
+    return {"errors_500": "500s"}.get(name, name.replace("_", " "))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -48,27 +53,16 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def row_and_strategy(result: Result) -> tuple[int, str]:
-    """Return what tells the results of a report apart."""
-    return result.row, result.strategy
-
-
 class Report:
     """The results so far, kept in a file after each of them; `keep` what the file has of others.
 
-    `experiment` is the report's name, `kind` what its rows are made of, `key` what tells them
-    apart, and by what they are sorted.
+    `experiment` is the report's name, `kind` what its rows are made of.
     """
 
     def __init__(
-        self,
-        path: Path,
-        keep: bool,
-        experiment: str = "faults",
-        kind: type = Result,
-        key: Callable[[Any], tuple[int, str]] = row_and_strategy,
+        self, path: Path, keep: bool, experiment: str = "faults", kind: type[Result] = RowResult
     ):
-        self._path, self._experiment, self._key = path, experiment, key
+        self._path, self._experiment = path, experiment
         self.results: list[Any] = []
         self._versions = {name: version(package) for name, package in PACKAGES.items()}
         self._versions["code"] = measured_code()
@@ -80,18 +74,18 @@ class Report:
 
     def has(self, number: int, strategy: str) -> bool:
         """Is it known that this row or seed holds for this strategy?"""
-        known = [r.holds for r in self.results if self._key(r) == (number, strategy)]
+        known = [r.holds for r in self.results if r.key == (number, strategy)]
         return bool(known) and all(known)
 
-    def add(self, results: Iterable[Any], versions: Mapping[str, str]) -> None:
+    def add(self, results: Iterable[Result], versions: Mapping[str, str]) -> None:
         """Put `results` in the place of earlier ones of the same rows, and write the file.
 
         `versions` are those of the servers.
         """
         new = list(results)
-        places = set(map(self._key, new))
-        kept = [r for r in self.results if self._key(r) not in places]
-        self.results = sorted(kept + new, key=self._key)
+        places = {r.key for r in new}
+        kept = [r for r in self.results if r.key not in places]
+        self.results = sorted(kept + new, key=lambda r: r.key)
         self._versions |= versions
         document = {
             "experiment": self._experiment,

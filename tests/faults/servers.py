@@ -49,6 +49,12 @@ class Servers:
             self.versions |= _redis_version(self._results)
         return self._results
 
+    @property
+    def running(self) -> dict[str, Server]:
+        """Return those that were started, by the names that faults know them by."""
+        both = {"broker": self._broker, "redis": self._results}
+        return {name: server for name, server in both.items() if server is not None}
+
     def keep(self, asked: str, lanes: list[Lane]) -> None:
         """Keep what runs in `lanes` for the next row that has `asked` for the same."""
         self._lanes[asked] = lanes

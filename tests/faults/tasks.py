@@ -1,4 +1,4 @@
-"""The app server with two more tasks, which note each of their executions before they end.
+"""The app server with one more task, which notes each of its executions before it ends.
 
 ``celery -A tests.faults.tasks worker`` writes below the directory FAULTS_DIRECTORY.
 """
@@ -27,7 +27,8 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
 
     Query: ``seconds`` and ``until``, see `take_time`; ``die``: kill the own process after the
     effect and before the acknowledgement, ``once`` or ``always``; ``retries``: ask for so many more
-    tries before.
+    tries before; ``nonce``: return a word after the body that no other execution returns. The
+    header ``X-Try`` names the request that was published.
     """
     if self.request.retries < int(query.get("retries", 0)):
         raise self.retry(countdown=0)
@@ -39,31 +40,16 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
         "task": self.request.id,
         "redelivered": bool(self.request.delivery_info.get("redelivered")),
         "replay": self.request.headers["delivery"].get("replay", 0),
-    }
-    _note(directory, execution)
-    if query.get("die") == "always" or (query.get("die") == "once" and attempt == 1):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return body
-
-
-@app.task(name="faults.nonce", bind=True)
-def nonce(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
-    """Return the body, which is the delivery's id, and a word that no other execution returns.
-
-    Query: ``seconds`` to sleep. The header ``X-Try`` names the request that was published.
-    """
-    time.sleep(float(query["seconds"]))
-    word = secrets.token_hex(8)
-    execution = {
-        "id": body,
-        "task": self.request.id,
-        "by": headers["x-try"],
-        "nonce": word,
-        "redelivered": bool(self.request.delivery_info.get("redelivered")),
+        "by": headers.get("x-try", ""),
+        "nonce": secrets.token_hex(8),
         "at": time.monotonic(),
     }
-    _note(Path(os.environ["FAULTS_DIRECTORY"]), execution)
-    return f"{body} {word}"
+    with open(directory / EXECUTED, "ab", buffering=0, opener=_open) as file:
+        file.write(json.dumps(execution).encode() + b"\n")
+        os.fsync(file)
+    if query.get("die") == "always" or (query.get("die") == "once" and attempt == 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"{body} {execution['nonce']}" if "nonce" in query else body
 
 
 def take_time(query: dict[str, str]) -> Path:
@@ -77,12 +63,6 @@ def take_time(query: dict[str, str]) -> Path:
         (directory / BEGUN).touch()
         poll((directory / query["until"]).exists, LONGEST)
     return directory
-
-
-def _note(directory: Path, execution: dict[str, object]) -> None:
-    with open(directory / EXECUTED, "ab", buffering=0, opener=_open) as file:
-        file.write(json.dumps(execution).encode() + b"\n")
-        os.fsync(file)
 
 
 def take_effect(directory: Path, key: str) -> int:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.faults.report import COLUMNS
-from tests.faults.rows import CLUSTER, ROWS, TWO
+from tests.faults.oracle import RowResult
+from tests.faults.rows import CLUSTER, ROWS
 from tests.faults.test_rows import SHORT_ROWS
-from tests.faults.trial import WHOLE
+from tests.faults.trial import TWO, WHOLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -47,7 +47,7 @@ def test_in_the_clusters_report_all_holds():
         (number, strategy) for number in CLUSTER for strategy in TWO
     }
     assert [row for row in report["rows"] if row["problems"] or row["lost"] or row["late"]] == []
-    sums = {name: sum(row[name] for row in report["rows"]) for name in COLUMNS}
+    sums = {name: sum(row[name] for row in report["rows"]) for name in RowResult.COLUMNS}
     said = " ".join((DOCS / "reliability.md").read_text().split())
     assert (
         f"{sums['sent']:,} requests, {sums['acknowledged']:,} of them acknowledged, 0 lost, 0 late"
@@ -74,7 +74,7 @@ def test_the_committed_report_is_of_a_whole_run_in_which_all_holds():
     assert [row for row in report["rows"] if row["problems"] or row["lost"]] == []
     loaded = [row for row in report["rows"] if row["row"] not in FEW]
     assert [row for row in loaded if row["sent"] < WHOLE.requests] == []
-    sums = {name: sum(row[name] for row in report["rows"]) for name in COLUMNS}
+    sums = {name: sum(row[name] for row in report["rows"]) for name in RowResult.COLUMNS}
     slowest = max(row["recovery"] for row in report["rows"])
     said = " ".join((DOCS / "reliability.md").read_text().split())
     assert (

@@ -11,18 +11,17 @@ from redis.exceptions import RedisError
 
 from gateway.errors import GatewayError
 from tests.faults.__main__ import attempt
-from tests.faults.oracle import Result
+from tests.faults.oracle import RowResult
 from tests.faults.report import Report
-from tests.faults.rows import TWO, Row
 from tests.faults.servers import Servers
-from tests.faults.trial import Trial
+from tests.faults.trial import TWO, Row, Trial
 from tests.support.stack import Stack
 
 VERSIONS = {"rabbitmq": "3.10.8", "redis": "7.0.15"}
 
 
-def result(row: int, *problems: str) -> Result:
-    return Result(row, "a fault", "pika", problems=list(problems))
+def result(row: int, *problems: str) -> RowResult:
+    return RowResult(row=row, title="a fault", strategy="pika", problems=list(problems))
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(True, [(1, True), (2, False)]), (False, [(2, False)])])
@@ -35,7 +34,7 @@ def test_rows_of_earlier_runs_are_kept_where_they_are_asked_for(tmp_path: Path, 
 
     document = json.loads(path.read_text())
     assert document["versions"].items() >= VERSIONS.items()
-    written = [Result(**row) for row in document["rows"]]
+    written = [RowResult(**row) for row in document["rows"]]
     assert written == report.results
     assert [(one.row, one.holds) for one in written] == kept
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults import rows
 from tests.faults.oracle import Result
 from tests.faults.report import line
-from tests.faults.rows import ROWS, TWO
+from tests.faults.rows import ROWS
 from tests.faults.servers import Servers
-from tests.faults.trial import SHORT
+from tests.faults.trial import SHORT, TWO, run
 from tests.support.stack import RabbitMQ, Stack
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -47,7 +46,7 @@ def _run(servers: Servers, number: int, strategies: tuple[str, ...]) -> list[Res
     """Run a row's short form; a row that does not hold spoils none of the next."""
     results: list[Result] = []
     try:
-        results += rows.run(ROWS[number], servers, strategies, SHORT)
+        results += run(ROWS[number], servers, strategies, SHORT)
     finally:
         if not (results and all(result.holds for result in results)):
             servers.discard()

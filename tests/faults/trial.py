@@ -1,27 +1,31 @@
-"""One row being run: its servers, its lanes, its load, the window of its fault."""
+"""Rows, and one of them being run: its servers, its lanes, its load, the window of its fault."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gateway.config.strategies import STRATEGIES
 from gateway.stack.server import poll
 from tests.faults.client import EXTRA, Client, Sender
-from tests.faults.lane import Lane
-from tests.faults.oracle import RECOVERY, Result, Window
+from tests.faults.faults import Fault, Injection
+from tests.faults.lane import SENT, Lane
+from tests.faults.oracle import RECOVERY, Result
 from tests.faults.servers import Servers, port_of, together
+from tests.simulation.records import Injected
 from tests.support.stack import RabbitMQ, Server
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
+AnyLane = TypeVar("AnyLane", bound=Lane)
 
 
 @dataclass(frozen=True)
@@ -44,23 +48,56 @@ ENOUGH = 120.0  # seconds until a lane must have sent as many requests as it has
 _numbers = itertools.count(1)
 
 
-class Trial:
-    """A row's run over some strategies, side by side; `deadline` is its requests' (seconds)."""
+SIX = tuple(STRATEGIES)
+TWO = ("pika", "redis")
+LOST = (502, 503, 504)
 
-    def __init__(
-        self,
-        servers: Servers,
-        strategies: Sequence[str],
-        deadline: float = 8.0,
-        size: Size = WHOLE,
-    ):
+
+@dataclass(frozen=True)
+class Row:
+    """One fault: `run` injects it.
+
+    Inside its time only `statuses` are excused, besides 2xx; `again`: tasks may run twice;
+    `same`: the serving processes stay the same; `second`: a claim may be lost, and its delivery run
+    once for each try; `deadline` of its requests (seconds).
+    """
+
+    number: int
+    title: str
+    run: Callable[[Trial], None]
+    statuses: tuple[int | str, ...] = ()
+    strategies: tuple[str, ...] = TWO
+    again: bool = False
+    same: bool = True
+    second: bool = False
+    deadline: float = 8.0
+
+
+ROWS: dict[int, Row] = {}
+Run = TypeVar("Run", bound=Callable[["Trial"], None])
+
+
+def row(number: int, title: str, *more: Any, **options: Any) -> Callable[[Run], Run]:
+    """Have a function be the row of this number; the arguments are those of `Row`."""
+
+    def register(run: Run) -> Run:
+        ROWS[number] = Row(number, title, run, *more, **options)
+        return run
+
+    return register
+
+
+class Trial:
+    """A row's run over some strategies, side by side."""
+
+    def __init__(self, row: Row, servers: Servers, strategies: Sequence[str], size: Size):
+        self.row, self.deadline = row, row.deadline
         self.servers, self.stack = servers, servers.stack
-        self.strategies, self.deadline, self.size = list(strategies), deadline, size
+        self.strategies, self.size = list(strategies), size
         self.number = next(_numbers)
         self.client = Client()
         self.lanes: list[Lane] = []
         self._asked, self._kept = "", False
-        self.loaded: list[Lane] = []
         self._exit = ExitStack()
         self._exit.callback(self.client.close)
 
@@ -74,67 +111,59 @@ class Trial:
 
     # Servers ------------------------------------------------------------------------------
 
-    def open(
+    def open(self, *options: str, broker: str = "", results: str = "", **more: Any) -> None:
+        """Start a lane for each strategy, and in each what `serve` starts.
+
+        In the short form, the worker and the gateway of a row that has held serve the next one that
+        asks for the same.
+        """
+        servers = {name: more.get(name) for name in ("worker", "gateway", "services", "nginx")}
+        if more.get("nginx") is None:  # it is not kept, and whoever asks would not find it
+            self._asked = repr((self.strategies, self.deadline, options, broker, results, servers))
+        for lane in self.servers.take(self._asked):
+            self.send_to(self._add(lane), **{k: v for k, v in more.items() if k not in servers})
+        if not self.lanes:
+            for strategy in self.strategies:
+                self.lane(strategy, broker=broker, results=results)
+            self.each(lambda lane: self.serve(lane, *options, **more))
+
+    def serve(
         self,
+        lane: Lane,
         *options: str,
-        broker: str = "",
-        worker_broker: str = "",
-        results: str = "",
-        quorum: bool = False,
-        concurrency: int = 4,
-        env: dict[str, str] | None = None,
-        worker_env: dict[str, str] | None = None,
+        worker: Mapping[str, Any] | None = None,
+        gateway: Mapping[str, Any] | None = None,
+        services: int = 1,
+        nginx: Mapping[str, str] | None = None,
         **sender: object,
     ) -> None:
-        """Start a lane for each strategy: worker, gateway with `options` and `env`, sender.
+        """Start a worker, so many gateways with `options`, nginx with its directives, a sender.
 
-        `broker` and `worker_broker` are URLs where they are not the usual broker's. In the short
-        form, the worker and the gateway of a row that has held serve the next one that asks for
-        the same.
+        `worker` and `gateway` are options of `start_worker` and `start_gateway`.
         """
-        asked = (self.strategies, self.deadline, options, broker, worker_broker, results)
-        self._asked = repr((*asked, quorum, concurrency, env, worker_env))
-        for lane in self.servers.take(self._asked):
-            self._add(lane)
-        kept = bool(self.lanes)
-        for strategy in self.strategies if not kept else ():
-            self.lane(strategy, broker=broker, results=results, quorum=quorum)
-
-        def start(lane: Lane) -> None:
-            if not kept:
-                together(
-                    lambda: lane.start_worker(worker_broker, concurrency, env=worker_env),
-                    lambda: lane.start_gateway(*options, env=env),
-                )
-            self.send_to(lane, port_of(lane.gateway), **sender)
-
-        self.each(start)
+        gateways = [partial(lane.start_gateway, *options, **(gateway or {}))] * services
+        together(partial(lane.start_worker, **(worker or {})), *gateways)
+        port = port_of(lane.gateway)
+        if nginx is not None:
+            front = self.stack.nginx([port_of(each) for each in lane.gateways], **nginx)
+            self.at_exit(front.kill)
+            port = port_of(front)
+        self.send_to(lane, port, **sender)
 
     def lane(
-        self,
-        strategy: str,
-        broker: str = "",
-        results: str = "",
-        quorum: bool = False,
-        label: str = "",
-    ) -> Lane:
-        """Make a lane in which nothing runs yet; `label` tells it from others of the strategy."""
-        lane = Lane(
-            self.stack,
-            f"{self.number}-{len(self.lanes)}-{strategy}",
-            strategy,
-            broker or self.broker.url,
-            results or self.results.url,
-            self.deadline,
-            quorum,
-            label,
-        )
-        self._add(lane)
-        return lane
+        self, strategy: str, broker: str = "", results: str = "", kind: type[AnyLane] = Lane,
+        **more: Any,
+    ) -> AnyLane:  # fmt: skip
+        """Make a lane in which nothing runs yet."""
+        name = f"{self.number}-{len(self.lanes)}-{strategy}"
+        urls = broker or self.broker.url, results or self.results.url
+        return self._add(kind(self.stack, name, strategy, *urls, self.deadline, **more))
 
-    def _add(self, lane: Lane) -> None:
+    def _add(self, lane: AnyLane) -> AnyLane:
+        """Have a lane stopped when the row is over."""
         self.lanes.append(lane)
         self.at_exit(lambda: None if self._kept else lane.stop())
+        return lane
 
     def keep(self) -> None:
         """Leave what `open` has started to the next row, where that may have it."""
@@ -142,16 +171,16 @@ class Trial:
             self._kept = True
             self.servers.keep(self._asked, self.lanes)
 
-    def send_to(self, lane: Lane, port: int, **options: object) -> None:
-        """Give `lane` a sender to `port`; without another rate, `rate`."""
+    def send_to(self, lane: Lane, port: int = 0, **options: Any) -> None:
+        """Give `lane` a sender to `port`, or its gateway; without another rate, `rate`."""
         if lane.strategy == "blocking":  # whose requests wait for each other
             targets = tuple(t for t in options.get("targets", ()) if "?" not in t) or ("/echo",)
             options |= {"most": 1, "rate": 100 * self.size.share, "targets": targets}
         options.setdefault("rate", self.rate)
-        log = lane.directory / "sent.jsonl"
         # What was sent before, in another row, has other names.
-        name = f"{self.number}-{lane.strategy}"
-        lane.sender = Sender(name, port, log, patience=self.deadline, **options)
+        name, ports = f"{self.number}-{lane.strategy}", {"gateway": port or port_of(lane.gateway)}
+        log = lane.directory / SENT
+        lane.sender = Sender(name, ports, log, patience=self.deadline, **options)
         self.at_exit(lambda: self._hang_up(lane))
 
     @property
@@ -163,10 +192,9 @@ class Trial:
     def _hang_up(self, lane: Lane) -> None:
         self.client.run(lane.sender.close())
 
-    def each(self, work: Callable[[Lane], T], lanes: Sequence[Lane] | None = None) -> list[T]:
+    def each(self, work: Callable[[Lane], T]) -> list[T]:
         """Do something for every lane at the same time."""
-        lanes = self.lanes if lanes is None else lanes
-        return together(*(partial(work, lane) for lane in lanes))
+        return together(*(partial(work, lane) for lane in self.lanes))
 
     def at_exit(self, close: Callable[[], object]) -> None:
         """Do `close` when the row is over, before what was asked for earlier."""
@@ -174,47 +202,61 @@ class Trial:
 
     # Load ---------------------------------------------------------------------------------
 
-    def warm(self, lanes: Sequence[Lane]) -> None:
+    def warm(self) -> None:
         """Fill the gateways' pools, and see what they hold when nothing is under way."""
 
         def warm(lane: Lane) -> None:
-            self.client.run(
-                lane.sender.burst(self.size.burst, "/echo?seconds=0.02"), self.deadline + 60
-            )
+            burst = lane.sender.burst(self.size.burst, "/echo?seconds=0.02")
+            self.client.run(burst, self.deadline + 60)
             self._hang_up(lane)
             lane.expect(poll(lane.quiet, 10), "something was still under way after the first burst")
             lane.before = lane.remains()
 
-        self.each(warm, lanes)
+        self.each(warm)
 
     @contextmanager
-    def load(self, lanes: Sequence[Lane] | None = None) -> Iterator[None]:
+    def load(self) -> Iterator[None]:
         """Send while the block breaks things, until all is well again and enough was sent."""
-        self.loaded = list(lanes or self.lanes)
-        self.warm(self.loaded)
-        self.client.start([lane.sender for lane in self.loaded])
+        self.warm()
+        self.client.start([lane.sender for lane in self.lanes])
         try:
             time.sleep(self.size.warm)
             yield
             self._recover()
             # Whoever has sent enough leaves the cores to those who are slower.
-            for lane in self.loaded:
+            for lane in self.lanes:
                 lane.sender.limit = self.size.requests + len(lane.excused)
-            poll(lambda: all(_sent(lane) >= self.size.requests for lane in self.loaded), ENOUGH)
+            poll(lambda: all(_sent(lane) >= self.size.requests for lane in self.lanes), ENOUGH)
         finally:
             self.client.stop(self.deadline + EXTRA + 10)
-        for lane in self.loaded:
+        for lane in self.lanes:
             sent = _sent(lane)
             lane.expect(sent >= self.size.requests, f"only {sent} requests were sent")
 
     @contextmanager
     def fault(self) -> Iterator[None]:
-        """Mark the block as the fault's time, of all lanes under load."""
+        """Mark the block as the fault's time."""
         began = monotonic()
         yield
-        window = Window(began, monotonic())
-        for lane in self.loaded or self.lanes:
+        window = Injected("fault", "all", began, monotonic())
+        for lane in self.lanes:
             lane.window = window
+
+    def inject(self, *faults: Fault) -> list[Injected]:
+        """Do this to the servers of all lanes; return what was done when all is put right."""
+        servers: dict[str, list[Server]] = {"broker": [self.broker], "redis": [self.results]}
+        for lane in self.lanes:
+            for name, server in lane.servers.items():
+                servers.setdefault(name, []).append(server)
+        injection = Injection(servers)
+        injection.run(faults)
+        self.lanes[0].problems += injection.problems
+        return injection.done
+
+    def suffer(self, *faults: Fault) -> list[Injected]:
+        """Do this under load; return what was done when all is well again."""
+        with self.load(), self.fault():
+            return self.inject(*faults)
 
     def pause(self, seconds: float, short: float) -> None:
         """Let the fault last so many seconds, or `short` in the short form."""
@@ -234,37 +276,25 @@ class Trial:
         def steady(lane: Lane) -> bool:
             # By when it was answered: what takes its time was sent before.
             since = max(lane.window.ended, monotonic() - self.size.steady)
-            answered = [one for one in lane.sender.sent[-1000:] if one.answered >= since]
+            answered = [one for one in lane.sender.tries[-1000:] if one.answered >= since]
             return len(answered) >= 20 * self.size.share and all(one.good for one in answered)
 
         time.sleep(self.size.steady)
-        poll(lambda: all(map(steady, self.loaded)), RECOVERY + self.deadline + 3)
+        poll(lambda: all(map(steady, self.lanes)), RECOVERY + self.deadline + 3)
 
     # The end ------------------------------------------------------------------------------
 
-    def judge(
-        self, row: int, title: str, statuses, again: bool, same: bool, second: bool = False
-    ) -> list[Result]:
+    def judge(self) -> list[Result]:
         """Have the oracle judge every lane."""
         self.each(self._hang_up)
-        self.each(Lane.drain)
-        results = []
-        for lane in self.lanes:
-            results.append(result := Result(row, title, lane.strategy, lane.label))
-            lane.judge(result, frozenset(statuses), again, same, second)
-        return results
+        return self.each(lambda lane: lane.judge(self.row))
 
     def keep_logs(self, directory: Path) -> None:
         """Copy what everybody has logged to `directory`, in the place of what is there."""
         shutil.rmtree(directory, ignore_errors=True)
         for lane in self.lanes:
-            to = directory / lane.queue
-            to.mkdir(parents=True)
-            files = [lane.directory / name for name in ("sent.jsonl", "executed.jsonl")]
-            logs = [server.log for server in (*lane.gateways, *lane.workers)]
-            for file in (*files, *logs):
-                if file.exists():
-                    shutil.copy(file, to)
+            shared = self.servers.running
+            lane.keep_logs(directory / lane.queue if len(self.lanes) > 1 else directory, **shared)
 
     def close(self) -> None:
         """Stop what this row has started, all of it even where something fails."""
@@ -273,4 +303,30 @@ class Trial:
 
 def _sent(lane: Lane) -> int:
     """Count the requests that the oracle judges."""
-    return len(lane.sender.sent) - len(lane.excused)
+    return len(lane.sender.tries) - len(lane.excused)
+
+
+def run(
+    row: Row,
+    servers: Servers,
+    strategies: tuple[str, ...],
+    size: Size = WHOLE,
+    logs: Path | None = None,
+    always: bool = False,
+) -> list[Result]:
+    """Run a row over `strategies`, and have it judged.
+
+    What everybody has logged is kept in `logs` where it does not hold, or `always`.
+    """
+    trial = Trial(row, servers, strategies, size)
+    results: list[Result] = []
+    try:
+        with closing(trial):
+            row.run(trial)
+            results = trial.judge()
+            if holds := all(result.holds for result in results):
+                trial.keep()
+    finally:
+        if logs is not None and (always or not (results and holds)):
+            trial.keep_logs(logs)
+    return results

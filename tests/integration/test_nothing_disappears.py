@@ -14,7 +14,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.stack.server import poll
-from tests.faults.combined.lane import DURABLE
+from tests.faults.seeds import DURABLE
 from tests.integration.deliveries import ROOT, URLS, run, send
 from tests.integration.lifecycle_tasks import RAN, RELEASED, REPAIRED
 from tests.support.config import route

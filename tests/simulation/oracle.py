@@ -1,78 +1,46 @@
 """The rules: a function for each finds the places where a promise was broken.
 
-A further rule is a function here with an entry in `RULES`.
+A further rule is a function here with an entry in `RULES`; `promises.py` has those that hold of
+real servers as well.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
 from gateway.journal.groups import FAILURES
-from tests.simulation import histories
-from tests.simulation.records import (
-    FORGETFUL,
-    GONE,
-    REFUSED,
-    RESET,
-    SILENT,
-    Evidence,
-    Execution,
-    Injected,
-    Try,
-)
+from tests.simulation import histories, promises
+from tests.simulation.promises import AFTERMATH, CALM, GRACE, MAIN, findings
+from tests.simulation.records import FORGETFUL, GONE, SILENT, Injected, Try
 from tests.simulation.senders import DEADLINES, IDENTIFIED
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-#: The tasks' names.
-MAIN, FURTHER = "simulated.nonce", "simulated.further"
-GRACE = 0.5  # seconds after the deadline
-CALM = 15.0  # seconds after the last fault until everything has to serve
 START = 4.5  # seconds from the end of a process until the next accepts connections, at most
 CONFIRM = 3.0  # seconds that a gateway waits for a confirm
 SLOW = 1.0  # seconds that an answer may take beside its task
-#: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
-AFTERMATH = 25.0
-#: Problems of which the sender is told that the message was not published, or not taken.
-REFUSALS = {
-    "broker-blocked", "broker-unavailable", "full", "rejected", "results-unavailable",
-    "state-unavailable", "unroutable",
-}  # fmt: skip
-#: Why a delivery is not run again though nothing is broken.
-REFUSED_REPLAYS = ("another replay", "had no message", "interrupted")
-LOST = "connection to the broker was lost"
-#: After these, no task need run twice.
-HARMLESS = {
-    "reloaded", "clients cut", "subscribers cut", "jumps", "read-only", "out of memory",
-    "failed over",
-}  # fmt: skip
-#: A queue without a leader takes messages that it cannot confirm, so that two tries of a delivery
-#: may both be published; but no message is delivered twice.
-UNCONFIRMED = "leader lost"
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
 #: Seconds after its answer for which a delivery may wait to be written to the journal.
 UNWRITTEN = 60.0
+#: Why a delivery is not run again though nothing is broken.
+REFUSED_REPLAYS = ("another replay", "had no message", "interrupted")
 BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
-STATUSES = {200, 202, 502, 503, 504, GONE, 500, RESET, REFUSED, SILENT}
 
 
-class Judge:
+class Judge(promises.Judge):
     """Looks at all that a world has shown."""
 
+    identified = IDENTIFIED
+
     def __init__(self, world: World):
+        super().__init__(world.evidence, world.began)
         self.world = world
-        self.seen: Evidence = world.evidence
-        #: The tasks by which persons have run deliveries again.
-        self.again = {one.task_id for one in self.seen.published}
-        self.main = [
-            e for e in self.seen.executions if e.name == MAIN and e.task_id not in self.again
-        ]
         #: Deliveries whose task or result is lost: by Redis, or with an early acknowledgement; or
         #: whose message was delivered too often, and is a dead letter.
         self.gone = {e.delivery for e in self.seen.executions if e.lost}
@@ -80,169 +48,33 @@ class Judge:
         forgot = [one.ended for one in self.seen.injected if one.kind in FORGETFUL]
         self.gone |= {t.delivery for t in self.seen.tries if t.at <= max(forgot, default=0.0)}
 
-    def dead(self, name: str) -> set[str]:
-        """Return the deliveries of dead letters for this task."""
-        return {delivery for delivery, task in self.seen.dead if task == name}
-
-    def show(self, one: Try) -> str:
-        what = f"{one.status} {one.type}".rstrip()
-        when = f"at {one.at - self.world.began:.3f} s"
-        return f"{one.id} {when} {one.route} {one.gateway} {what} after {one.took:.3f} s"
-
-    def hit(self, since: float, until: float, *kinds: str, target: str = "") -> bool:
-        """Was there such a fault meanwhile? No kinds: any."""
-        return any(
-            one.began <= until
-            and since <= one.ended
-            and (not kinds or one.kind in kinds)
-            and target in one.target
-            for one in self.seen.injected
-        )
-
-    def forgot(self) -> bool:
-        """Has Redis lost what it had confirmed?"""
-        return any(one.kind in FORGETFUL for one in self.seen.injected)
-
     def served(self, one: Try) -> bool:
         """Was everything there for long when a try began, and until its end?"""
         return one.at > self.seen.ready and not self.hit(one.at - CALM, one.answered)
 
+    def is_late(self, one: Try) -> bool:
+        answered = type(one.status) is int or one.status == SILENT
+        return answered and one.took > DEADLINES[one.route] + GRACE
 
-def lost(judge: Judge) -> Iterator[str]:
-    """Find what was acknowledged and not executed, with its further tasks."""
-    ran = {e.delivery for e in judge.main}
-    further = {e.delivery for e in judge.seen.executions if e.name == FURTHER}
-    excused = {e.delivery for e in judge.seen.executions if e.lost}
-    ran |= excused | judge.dead(MAIN)
-    further |= excused | judge.dead(FURTHER)
-    for one in _firsts(one for one in judge.seen.tries if one.good):
-        if one.delivery not in ran:
-            yield judge.show(one)
-        elif one.route == "/also" and one.delivery not in further:
-            yield f"{judge.show(one)}: its further task has not run"
-
-
-def unacknowledged(judge: Judge) -> Iterator[str]:
-    """Find deliveries that nobody has taken, however often they were tried."""
-    taken = {one.delivery for one in judge.seen.tries if one.good}
-    last = {
-        one.delivery: one
-        for one in judge.seen.tries
-        if one.delivery not in taken | judge.gone and one.route in IDENTIFIED and not one.failing
-    }
-    yield from (judge.show(one) for one in last.values() if one.status != GONE)
-
-
-def wrong(judge: Judge) -> Iterator[str]:
-    """Find answers that are another delivery's, or no task's."""
-    made = {f"{e.delivery} {e.nonce}" for e in judge.main if not e.failed}
-    for one in judge.seen.tries:
-        own = one.body.partition(" ")[0] == one.delivery
-        if one.status == 200 and (one.body not in made or not own):
-            yield f"{judge.show(one)} {one.body!r}"
-    for delivery, text in judge.seen.read:
-        if text not in made or text.partition(" ")[0] != delivery:
-            yield f"{delivery}'s result {text!r}"
-
-
-def different(judge: Judge) -> Iterator[str]:
-    """Find deliveries of which two answers carry different results."""
-    if judge.forgot():
-        return
-    answers: dict[str, dict[str, None]] = defaultdict(dict)
-    for one in judge.seen.tries:
-        if one.status == 200 and one.route in IDENTIFIED:
-            answers[one.delivery][one.body] = None
-    for texts in answers.values():
-        if len(texts) > 1:
-            yield " and ".join(texts)
-
-
-def second_ids(judge: Judge) -> Iterator[str]:
-    """Find deliveries that ran under another task id though the earlier one had not failed."""
-    if judge.forgot():
-        return
-    routes = {one.delivery: one.route for one in judge.seen.tries}
-    tasks: dict[str, dict[str, list[Execution]]] = defaultdict(lambda: defaultdict(list))
-    for e in judge.seen.executions:
-        if routes.get(e.delivery) in IDENTIFIED and e.task_id not in judge.again:
-            tasks[f"{e.delivery} {e.name}"][e.task_id].append(e)
-    for name, runs in tasks.items():
-        unfailed = [task for task, all_ in runs.items() if not any(e.failed for e in all_)]
-        if len(unfailed) > 1:
-            yield f"{name} as {', '.join(runs)}"
-
-
-def refused_and_run(judge: Judge) -> Iterator[str]:
-    """Find tasks of tries that were told that nothing had been published or taken."""
-    ran = {e.attempt for e in judge.main}
-    for one in judge.seen.tries:
-        vague = one.type == "broker-unavailable" and LOST in one.detail
-        if one.status == 503 and one.type in REFUSALS and not vague and one.id in ran:
-            yield judge.show(one)
-
-
-def repeated(judge: Judge) -> Iterator[str]:
-    """Find tasks that ran twice though nothing had cut a worker or its broker off."""
-    runs: dict[str, list[Execution]] = defaultdict(list)
-    for e in judge.seen.executions:
-        runs[e.task_id].append(e)
-    times = Counter(one.task_id for one in judge.seen.published)
-    for task_id, executions in runs.items():
-        if len(executions) < 2 or times[task_id] > 1:
-            continue
-        first, last = executions[0].at, executions[-1].at
-        tries = len({e.attempt for e in executions})
-        harmless = HARMLESS if tries == len(executions) else HARMLESS | {UNCONFIRMED}
-        causes = [
-            one
-            for one in judge.seen.injected
-            if one.kind not in harmless and one.began <= last and first - AFTERMATH <= one.ended
-        ]
-        if not causes:
-            yield f"{executions[0].attempt} {len(executions)} times"
-
-
-def late(judge: Judge) -> Iterator[str]:
-    """Find answers after the deadline, where the gateway itself ran and was reached."""
-    for one in judge.seen.tries:
-        frozen = judge.hit(one.at, one.answered, "frozen", target=one.gateway)
+    def held_up(self, one: Try) -> bool:
         # A connection waits in the system's queue until a new process has its own connections.
         ended = ("killed", "child killed", "killed at", "drained")
-        excused = frozen or judge.hit(one.at - START, one.answered, *ended, target=one.gateway)
-        answered = type(one.status) is int or one.status == SILENT
-        if answered and one.took > DEADLINES[one.route] + GRACE and not excused:
-            yield judge.show(one)
+        return self._frozen(one) or self.hit(
+            one.at - START, one.answered, *ended, target=one.gateway
+        )
+
+    def explained(self, one: Try) -> bool:
+        # The body waits while the process that has read the header is frozen.
+        return super().explained(one) or (one.status == 408 and self._frozen(one))
+
+    def _frozen(self, one: Try) -> bool:
+        return self.hit(one.at, one.answered, "frozen", target=one.gateway)
 
 
 def internal(judge: Judge) -> Iterator[str]:
-    """Find requests that the gateway had an error of its own with, and what it has logged."""
-    yield from (judge.show(one) for one in judge.seen.tries if one.status == 500)
-    yield from judge.seen.logged
+    """Find errors of the gateway's own, and what the model of Redis has answered with an error."""
+    yield from promises.internal(judge)
     yield from judge.world.redis.errors
-
-
-def dropped(judge: Judge) -> Iterator[str]:
-    """Find connections that ended without an answer though nobody had killed the gateway."""
-    for one in judge.seen.tries:
-        killed = judge.hit(
-            one.at - 0.1, one.answered, "killed", "child killed", "killed at", "drained",
-            target=one.gateway,
-        )  # fmt: skip
-        restarting = one.reused and judge.hit(
-            one.at - 20, one.answered, "reloaded", target=one.gateway
-        )
-        if one.status in (RESET, REFUSED) and not killed and not restarting:
-            yield judge.show(one)
-
-
-def unnamed(judge: Judge) -> Iterator[str]:
-    """Find statuses that no outage explains."""
-    for one in judge.seen.tries:
-        # The body waits while the process that has read the header is frozen.
-        frozen = one.status == 408 and judge.hit(one.at, one.answered, "frozen", target=one.gateway)
-        if one.status not in STATUSES and not frozen:
-            yield judge.show(one)
 
 
 def unavailable(judge: Judge) -> Iterator[str]:
@@ -276,8 +108,7 @@ def forgotten(judge: Judge) -> Iterator[str]:
         others = [
             each
             for each in judge.seen.injected
-            if each.began <= one.answered
-            and one.at - CUT_AFTER <= each.ended
+            if each.overlaps(one.at - CUT_AFTER, one.answered)
             and _hides(each, one, judge.seen.strategy)
         ]
         back = one.answered - BACK
@@ -429,17 +260,8 @@ def claims(judge: Judge) -> Iterator[str]:
 
 
 RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
-    "lost": lost,
-    "never acknowledged": unacknowledged,
-    "another's answer, or nobody's": wrong,
-    "different answers": different,
-    "second task ids": second_ids,
-    "refused, and run": refused_and_run,
-    "run again without a cause": repeated,
-    "late": late,
+    **promises.RULES,
     "errors of its own": internal,
-    "dropped by a gateway that was not killed": dropped,
-    "a status that no fault explains": unnamed,
     "unavailable though nothing is broken": unavailable,
     "answered without a result that was there": forgotten,
     "refused late": slow_refusals,
@@ -452,15 +274,4 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
 
 def judge(world: World) -> list[str]:
     """Return a line for each promise that was broken."""
-    eye = Judge(world)
-    found = []
-    for name, rule in RULES.items():
-        places = list(rule(eye))
-        if places:
-            found.append(f"{name}: {len(places)} ({'; '.join(places[:3])})")
-    return found
-
-
-def _firsts(tries: Iterable[Try]) -> Iterable[Try]:
-    """Return the first of each delivery's."""
-    return {one.delivery: one for one in reversed(list(tries))}.values()
+    return promises.told(findings(Judge(world), RULES))

@@ -35,6 +35,8 @@ class Try:
     location: str = ""
     reused: bool = False  # its connection had had another request, so it may just be being closed
     failing: bool = False  # its task may fail
+    query: str = ""
+    delay: float = 0.0  # seconds for which the machine held it up
 
     @property
     def id(self) -> str:
@@ -108,6 +110,9 @@ class Injected:
     began: float
     ended: float
     detail: str = ""
+
+    def overlaps(self, since: float, until: float) -> bool:
+        return self.began <= until and since <= self.ended
 
     def __str__(self) -> str:
         return f"{self.target} {self.kind} {self.detail} {self.began:.2f}-{self.ended:.2f}"

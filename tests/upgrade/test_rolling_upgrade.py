@@ -22,9 +22,10 @@ import pytest
 
 from gateway.cli import main
 from gateway.stack.server import poll
-from tests.faults.client import AGAIN, Client, Sender, Sent
+from tests.faults.client import AGAIN, Client, Sender
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
+from tests.simulation.records import Try
 from tests.support.requests import REQUESTS, fetch, metric
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
@@ -169,12 +170,12 @@ def site(stack: Stack, rabbitmq: RabbitMQ, start, versions) -> Iterator[object]:
 @contextmanager
 def load(place: Site) -> Iterator[Sender]:
     """Send requests to the site, some of them before the block and some after it."""
-    client, port = Client(), urlsplit(place.nginx.url).port
+    client, ports = Client(), {"nginx": urlsplit(place.nginx.url).port}
     log = place.directory / "sent.jsonl"
-    sender = Sender(place.queue, port, log, TARGETS, RATE, patience=8)
+    sender = Sender(place.queue, ports, log, TARGETS, RATE, patience=8)
     client.start([sender])
     try:
-        assert poll(lambda: len(sender.sent) > SOME, 30)
+        assert poll(lambda: len(sender.tries) > SOME, 30)
         yield sender
         client.stop(30)
         client.run(sender.close())
@@ -191,11 +192,11 @@ def test_an_upgrade_in_turn_costs_no_request(site, strategy, capsys):
         # when one role after the other is replaced by the other version, then nobody notices.
         for role, version in STEPS:
             place.replace(role, version)
-            number = len(sender.sent)
-            assert poll(lambda n=number: len(sender.sent) > n + SOME, 30)
-    judge(place, sender.sent)
+            number = len(sender.tries)
+            assert poll(lambda n=number: len(sender.tries) > n + SOME, 30)
+    judge(place, sender.tries)
     # What one version has written into the journal, the other one replays.
-    replayed(place, sender.sent, capsys)
+    replayed(place, sender.tries, capsys)
 
 
 @pytest.mark.timeout(600)
@@ -208,37 +209,38 @@ def test_a_parent_of_one_version_has_children_of_the_other(site, versions, first
         for gateway in place.gateways:
             os.kill(gateway.pid, signal.SIGHUP)
             until(lambda g=gateway: "supervisor: reloaded" in g.output(), timeout=30)
-        number = len(sender.sent)
-        assert poll(lambda: len(sender.sent) > number + SOME, 30)
+        number = len(sender.tries)
+        assert poll(lambda: len(sender.tries) > number + SOME, 30)
     for gateway in place.gateways:
         # Those of the one, and then those of the other.
         served = gateway.output().count(SERVING), gateway.output().count(EARLIER)
         assert served == (1, 1)
     # Their counters are one file, whatever each of them counts.
-    assert sum(metric(each, REQUESTS) for each in place.gateways) == len(sender.sent)
-    judge(place, sender.sent)
+    assert sum(metric(each, REQUESTS) for each in place.gateways) == len(sender.tries)
+    judge(place, sender.tries)
 
 
-def judge(place: Site, sent: list[Sent]) -> None:
+def judge(place: Site, sent: list[Try]) -> None:
     """Nothing was refused, lost, or run twice, and every later try has the first one's answer."""
-    assert [one for one in sent if not one.good or one.wrong] == []
-    names = {one.id for one in sent}
+    assert [one for one in sent if not one.good] == []
+    assert [one for one in sent if one.status == 200 and one.body != one.delivery] == []
+    names = {one.delivery for one in sent}
     done = place.directory / EXECUTED
     assert poll(lambda: {one.id for one in executions(done)} >= names, 15)
     ran = executions(done)
     assert len(ran) == len(names) == len({one.task for one in ran})
     # Their results can be read, whichever version has taken them, at whichever gateway.
-    accepted = [one for one in sent if one.path == "/accepted"]
-    assert len(accepted) > len({one.id for one in accepted}) > SOME / 4
+    accepted = [one for one in sent if one.route == "/accepted"]
+    assert len(accepted) > len({one.delivery for one in accepted}) > SOME / 4
     for number, one in enumerate(accepted[:: len(accepted) // 20]):
         gateway = place.gateways[number % 2]
         answer = fetch(gateway.url + urlsplit(one.location).path)
-        assert (answer.status, answer.body.decode()) == (200, one.id)
-    keyed = [one for one in sent if one.path == "/keyed"]
-    assert len(keyed) > len({one.id for one in keyed})
+        assert (answer.status, answer.body.decode()) == (200, one.delivery)
+    keyed = [one for one in sent if one.route == "/keyed"]
+    assert len(keyed) > len({one.delivery for one in keyed})
 
 
-def replayed(place: Site, sent: list[Sent], capsys) -> None:
+def replayed(place: Site, sent: list[Try], capsys) -> None:
     urls = ["--broker", place.broker.url, "--result-backend", place.redis.url]
     urls += ["--config", str(place.config)]
 
@@ -250,7 +252,7 @@ def replayed(place: Site, sent: list[Sent], capsys) -> None:
     assert main(["deliveries", "replay", *urls, first, last]) == 0
     assert capsys.readouterr().out.count("SUCCESS") == 2
     ran = Counter(one.id for one in executions(place.directory / EXECUTED))
-    plain = [one.id for one in sent if one.path == "/plain"]
+    plain = [one.delivery for one in sent if one.route == "/plain"]
     one, other = sorted(plain.index(name) for name in ran if ran[name] > 1)
     # The earlier version has taken the first one.
     assert one < SOME / 4 and other > len(plain) - SOME / 4

@@ -6,10 +6,11 @@ import time
 from time import monotonic
 
 from gateway.stack.server import poll
+from tests.faults.faults import CONNECTIONS, FROZEN, KILLED, Fault
 from tests.faults.lane import Lane
 from tests.faults.servers import channel
 from tests.faults.tasks import BEGUN
-from tests.faults.trial import Trial
+from tests.faults.trial import SIX, Trial, row
 
 PROMPT = 1.0  # seconds in which a broker that is known to be away is answered for
 UNCONFIRMED = 3.5  # seconds in which a silent broker is answered for: confirm_timeout's 3
@@ -18,39 +19,34 @@ ALARM = 6.0  # seconds that an alarm lasts at least
 BOTH = ("/echo", "/echo?seconds=0.05", "/echo", "/accept?seconds=0.02")
 
 
+@row(1, "broker killed, restarted", (503, 504), SIX, again=True)
 def killed(trial: Trial) -> None:
     """kill -9 of the Erlang VM under load, 5 s, restart."""
     trial.open(targets=BOTH)
     trial.broker.sync()
-    with trial.load(), trial.fault():
-        trial.broker.kill()
-        down = monotonic()
-        trial.pause(5, short=2)
-        up = monotonic()
-        trial.broker.restart()
+    length = trial.choose(5.5, 2.5)
+    (down,) = trial.suffer(Fault(0, "broker", KILLED, length))
     for lane in trial.lanes:
-        expect_prompt(lane, down + 0.5, up)
+        expect_prompt(lane, down.began + 1, down.began + length)
 
 
+@row(2, "broker frozen for 30 s", (503, 504), SIX, again=True)
 def frozen(trial: Trial) -> None:
     """SIGSTOP for 30 s, past the heartbeat's timeout."""
     trial.open(targets=BOTH)
     trial.broker.sync()
-    with trial.load(), trial.fault():
-        trial.broker.freeze()
-        try:
-            time.sleep(30)
-        finally:
-            trial.broker.thaw()
+    trial.suffer(Fault(0, "broker", FROZEN, 30))
     for lane in trial.lanes:
         expect_unconfirmed(lane)
 
 
+@row(3, "memory alarm", (503, 504), SIX)
 def memory_alarm(trial: Trial) -> None:
     """Every publishing connection is blocked; results go on through Redis."""
     _alarm(trial, ("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.4"))
 
 
+@row(4, "disk alarm", (503, 504))
 def disk_alarm(trial: Trial) -> None:
     _alarm(trial, ("set_disk_free_limit", "999GB"), ("set_disk_free_limit", "50MB"))
 
@@ -84,12 +80,13 @@ def _alarm(trial: Trial, on: tuple[str, ...], off: tuple[str, ...]) -> None:
         expect_prompt(lane, alarmed + UNCONFIRMED, cleared)
 
 
+@row(5, "queue full", (503, 504))
 def queue_full(trial: Trial) -> None:
     """A length limit with reject-publish, and a worker that stands still."""
     trial.open(targets=BOTH)
     with trial.load():
-        asked = {lane: len(lane.sender.sent) for lane in trial.lanes}
-        before = {lane: published(lane) for lane in trial.lanes}
+        asked = {lane: len(lane.tries()) for lane in trial.lanes}
+        before = {lane: _published(lane) for lane in trial.lanes}
         with trial.fault():
             # Before anything waits: where more does already, RabbitMQ drops the oldest, as it knows
             # the limit a moment before it knows what to do beyond it.
@@ -102,18 +99,18 @@ def queue_full(trial: Trial) -> None:
             for lane in trial.lanes:
                 lane.worker.thaw()
     for lane in trial.lanes:
-        sent = lane.sender.sent[asked[lane] :]
-        tried = published(lane) - before[lane]
+        sent = lane.tries()[asked[lane] :]
+        tried = _published(lane) - before[lane]
         # Some were sent and not yet published when it was asked.
         lane.expect(tried <= len(sent) + 20, f"{tried:g} publishes for {len(sent)} requests")
-        refused = [one for one in sent if one.status == 503]
-        lane.expect(refused, "nobody was refused")
+        lane.expect(any(one.status == 503 for one in sent), "nobody was refused")
 
 
-def published(lane: Lane) -> float:
+def _published(lane: Lane) -> float:
     return lane.metric("messaging_client_sent_messages_total")
 
 
+@row(6, "queue missing", (503, 504), SIX)
 def queue_missing(trial: Trial) -> None:
     """Deleted while no worker is there to declare it anew."""
     trial.open()
@@ -129,10 +126,11 @@ def queue_missing(trial: Trial) -> None:
         for lane in trial.lanes:
             lane.worker.thaw()
     for lane in trial.lanes:
-        answered = {s.status for s in lane.sender.sent if deleted <= s.at and s.answered < back}
+        answered = {one.status for one in lane.tries(since=deleted) if one.answered < back}
         lane.expect(answered == {503}, f"without the queue: {answered}")
 
 
+@row(7, "permission revoked", (503, 504))
 def permission_revoked(trial: Trial) -> None:
     """The gateway's account, not the workers', loses all its permissions."""
     trial.broker.ctl("add_user", "gateway", "gateway")
@@ -140,9 +138,9 @@ def permission_revoked(trial: Trial) -> None:
     grant = ("set_permissions", "gateway", ".*", ".*", ".*")
     trial.broker.ctl(*grant)
     own = trial.broker.url.replace("guest:guest", "gateway:gateway")
-    trial.open(broker=own, worker_broker=trial.broker.url, targets=BOTH)
+    trial.open(broker=own, worker={"broker": trial.broker.url}, targets=BOTH)
     with trial.load():
-        before = {lane: attempts(lane) for lane in trial.lanes}
+        before = {lane: _attempts(lane) for lane in trial.lanes}
         with trial.fault():
             trial.broker.ctl("clear_permissions", "gateway")
             # What was allowed once is remembered by a channel.
@@ -150,33 +148,28 @@ def permission_revoked(trial: Trial) -> None:
             time.sleep(10)
             trial.broker.ctl(*grant)
     for lane in trial.lanes:
-        more = attempts(lane) - before[lane]
-        lane.notes["attempts"] = more
+        more = lane.notes["attempts"] = _attempts(lane) - before[lane]
         lane.expect(0 < more <= 20, f"{more:g} attempts to connect")
 
 
-def attempts(lane: Lane) -> float:
+def _attempts(lane: Lane) -> float:
     """Count the gateway's connections to the broker, those that failed included."""
     failed = lane.gateway.output().count("cannot connect to the broker at ")
     return lane.metric("gateway_broker_connections_total") + failed
 
 
+@row(8, "connections closed every 5 s", (503, 504), again=True)
 def connections_closed(trial: Trial) -> None:
     """All of them, the workers' too, five times."""
     trial.open(targets=BOTH)
-    closed = []
     with trial.load(), trial.fault():
-        for _ in range(5):
-            began = monotonic()
-            trial.broker.ctl("close_all_connections", "maintenance")
-            closed.append((began, monotonic()))
-            time.sleep(max(0, began + 5 - monotonic()))
+        closed = trial.inject(*(Fault(5 * n, "broker", CONNECTIONS, 0) for n in range(5)))
+        time.sleep(5)
     for lane in trial.lanes:
         bystanders = [
             one
-            for one in lane.sender.sent
-            if one.status == 503
-            and not any(one.at < end + 1 and one.answered > begin for begin, end in closed)
+            for one in lane.tries(503)
+            if not any(one.at < each.ended + 1 and one.answered > each.began for each in closed)
         ]
         lane.expect(not bystanders, f"{len(bystanders)} got a 503 between the closings")
 
@@ -184,19 +177,16 @@ def connections_closed(trial: Trial) -> None:
 def expect_unconfirmed(lane: Lane) -> None:
     """Expect that a 503 came by the confirm's deadline, where nothing holds up the loop."""
     if lane.strategy in ("pika", "redis", "ioloop"):
-        refused = [one for one in lane.sender.sent if one.status == 503]
-        late = [one for one in refused if one.answered - one.at > UNCONFIRMED]
+        refused = lane.tries(503)
+        late = [one for one in refused if one.took > UNCONFIRMED]
         lane.expect(refused, "nobody was refused")
         lane.expect(not late, f"{len(late)} of {len(refused)} were refused only after the confirm")
 
 
 def expect_prompt(lane: Lane, since: float, until: float) -> None:
     """Expect a 503, and that at once, for everything sent in this time."""
-    sent = [one for one in lane.sender.sent if since <= one.at <= until - PROMPT]
-    slow = [one for one in sent if one.status != 503 or one.answered - one.at > PROMPT]
+    sent = lane.tries(since=since, until=until - PROMPT)
+    slow = [one for one in sent if one.status != 503 or one.took > PROMPT]
     lane.expect(sent, "nobody asked meanwhile")
-    lane.expect(
-        not slow,
-        f"{len(slow)} of {len(sent)} were not refused at once: "
-        f"{[(s.path, s.status, round(s.answered - s.at, 2)) for s in slow[:4]]}",
-    )
+    shown = [(one.route, one.status, round(one.took, 2)) for one in slow[:4]]
+    lane.expect(not slow, f"{len(slow)} of {len(sent)} were not refused at once: {shown}")

@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -16,10 +17,10 @@ from gateway.stack.server import poll
 from tests.faults.client import AGAIN
 from tests.faults.lane import QUORUM, Lane
 from tests.faults.rows.brokers import BOTH
-from tests.faults.servers import channel, port_of, together
-from tests.faults.trial import Trial
+from tests.faults.servers import channel
+from tests.faults.trial import LOST, Trial, row
 from tests.support.redis_kinds import Nodes, Watched
-from tests.support.stack import RabbitMQ, Server
+from tests.support.stack import RabbitMQ
 
 #: As the chart sets them.
 CONFIG = "cluster_partition_handling = pause_minority\nnet_ticktime = 8\n"
@@ -47,14 +48,10 @@ def _open(trial: Trial, nodes: list[RabbitMQ], targets: tuple[str, ...] = IDENTI
         arguments = {"x-queue-type": "quorum", **tomllib.loads(QUORUM)["queue_arguments"]}
         with channel(nodes[0]) as amqp:
             amqp.queue_declare(lane.queue, durable=True, auto_delete=False, arguments=arguments)
-
-    def start(lane: Lane) -> None:
-        together(lane.start_worker, lane.start_gateway)
-        trial.send_to(lane, port_of(lane.gateway), targets=targets, rate=RATE)
-
-    trial.each(start)
+    trial.each(lambda lane: trial.serve(lane, targets=targets, rate=RATE))
 
 
+@row(11, "quorum leader killed", (503, 504), again=True)
 def leader_killed(trial: Trial) -> None:
     """kill -9 of the node that leads every queue and that the gateways are connected to."""
     nodes = _nodes(trial, "")
@@ -70,16 +67,19 @@ def leader_killed(trial: Trial) -> None:
         time.sleep(5)
 
 
+@row(41, "quorum leader frozen", (503, 504), again=True)
 def leader_frozen(trial: Trial) -> None:
     """SIGSTOP of the leader; the others have to notice it by themselves, and lead on."""
     _leave_leader(trial, FROZEN, lambda nodes: nodes[0].freeze(), lambda nodes: nodes[0].thaw())
 
 
+@row(51, "quorum leader partitioned", (503, 504), again=True)
 def leader_parted(trial: Trial) -> None:
     """The leader and the others refuse each other, while clients reach them all."""
     _leave_leader(trial, 30, lambda nodes: _know(nodes, False), lambda nodes: _know(nodes, True))
 
 
+@row(52, "quorum leader drained", (503, 504), again=True)
 def leader_drained(trial: Trial) -> None:
     """`rabbitmq-upgrade drain` of the leader, and `revive`."""
 
@@ -126,10 +126,11 @@ def _know(nodes: list[RabbitMQ], known: bool) -> None:
 
 def _note_gap(lane: Lane, name: str, since: float, until: float) -> None:
     """Note for how many seconds after `since` something was refused."""
-    bad = [one.at - since for one in lane.sender.sent if since <= one.at < until and not one.good]
+    bad = [one.at - since for one in lane.tries(since=since, until=until) if not one.good]
     lane.notes[name] = round(max(bad, default=0.0), 1)
 
 
+@row(42, "quorum queues' nodes restarted in turn", (503, 504), again=True)
 def nodes_restarted(trial: Trial) -> None:
     """Each node in turn, when the others say that its queues do without it."""
     nodes = _nodes(trial)
@@ -143,42 +144,17 @@ def nodes_restarted(trial: Trial) -> None:
             node.restart()
 
 
-def sentinel_killed(trial: Trial) -> None:
-    """kill -9 of the primary; the Sentinels promote a replica."""
-    _sentinels(trial, Server.kill)
+KILLED, FROZEN, PARTED = "killed", "frozen", "partitioned"
+#: A primary without a replica refuses to write.
+MINIMUM = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
 
 
-def sentinel_killed_waiting(trial: Trial) -> None:
-    """The same, where a claim was taken only when a replica has it."""
-    _sentinels(trial, Server.kill, replicas=1)
+def _sentinels(trial: Trial, what: str, options: tuple[str, ...] = (), replicas: int = 0) -> None:
+    """Have the Sentinels promote a replica; a claim is taken when so many `replicas` have it.
 
-
-def sentinel_frozen(trial: Trial) -> None:
-    """SIGSTOP of the primary for 20 s; then it is a replica."""
-    _sentinels(trial, Server.freeze)
-
-
-def sentinel_frozen_waiting(trial: Trial) -> None:
-    """The same, where a claim was taken only when a replica has it."""
-    _sentinels(trial, Server.freeze, replicas=1)
-
-
-def sentinel_parted(trial: Trial) -> None:
-    """The primary is cut off from its replicas and the Sentinels, and goes on answering."""
-    _sentinels(trial, None)
-
-
-def sentinel_parted_minimum(trial: Trial) -> None:
-    """The same, where a primary without a replica refuses to write."""
-    _sentinels(trial, None, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
-
-
-def sentinel_parted_waiting(trial: Trial) -> None:
-    """The same as the first, where a claim was taken only when a replica has it."""
-    _sentinels(trial, None, replicas=1)
-
-
-def _sentinels(trial: Trial, strike: Any, *options: str, replicas: int = 0) -> None:
+    A primary that is frozen goes on after 20 s as a replica. One that is parted from its replicas
+    and the Sentinels goes on answering.
+    """
     # The new primary needs a replica as well.
     watched = Watched(trial.stack, *options, replicas=1 + replicas)
     trial.at_exit(watched.stop)
@@ -186,20 +162,34 @@ def _sentinels(trial: Trial, strike: Any, *options: str, replicas: int = 0) -> N
     env = {**account, "GATEWAY_STATE_REPLICAS": str(replicas)}
     with watched.client(watched.primary) as client:
         poll(lambda: client.wait(1 + replicas, 100) == 1 + replicas, 10)
-    trial.open(results=watched.url, env=env, worker_env=account, targets=IDENTIFIED, rate=RATE)
+    servers = {"worker": {"env": account}, "gateway": {"env": env}}
+    trial.open(results=watched.url, targets=IDENTIFIED, rate=RATE, **servers)
+    strike = {KILLED: watched.primary.kill, FROZEN: watched.primary.freeze, PARTED: watched.part}
     with trial.load():
         with trial.fault():
-            if strike is None:
-                watched.part()
-            else:
-                strike(watched.primary)
+            strike[what]()
+            if what != PARTED:
                 poll(lambda: "+switch-master" in watched.sentinel.output(), 15)
-        if strike is Server.freeze:
+        if what == FROZEN:
             time.sleep(20)
             watched.primary.thaw()
         time.sleep(10)
 
 
+def _sentinel_row(number: int, title: str, what: str, second: bool, **more: object) -> None:
+    row(number, title, LOST, second=second)(partial(_sentinels, what=what, **more))
+
+
+_sentinel_row(43, "Sentinel: primary killed", KILLED, True)
+_sentinel_row(44, "the same with `state_replicas = 1`", KILLED, False, replicas=1)
+_sentinel_row(45, "Sentinel: primary frozen", FROZEN, True)
+_sentinel_row(46, "Sentinel: primary partitioned", PARTED, True)
+_sentinel_row(47, "the same with `min-replicas-to-write 1`", PARTED, True, options=MINIMUM)
+_sentinel_row(48, "row 46 with `state_replicas = 1`", PARTED, False, replicas=1)
+_sentinel_row(53, "row 45 with `state_replicas = 1`", FROZEN, False, replicas=1)
+
+
+@row(49, "Redis Cluster: a shard fails over", LOST, second=True)
 def shard_failed_over(trial: Trial) -> None:
     """kill -9 of a master of a Redis Cluster, whose replica takes its slots over."""
     nodes = _cluster(trial)
@@ -209,6 +199,7 @@ def shard_failed_over(trial: Trial) -> None:
         trial.lanes[0].expect(poll(slots, 15), "the replica was not promoted")
 
 
+@row(50, "Redis Cluster: slots are moved")
 def resharded(trial: Trial) -> None:
     """Slots with their keys are moved to another master, and back."""
     nodes = _cluster(trial)
@@ -224,7 +215,8 @@ def _cluster(trial: Trial) -> Nodes:
     """Start a cluster for claims, beside a Redis for results."""
     nodes = Nodes(trial.stack, 3, replica=True)
     trial.at_exit(nodes.stop)
-    trial.open(env={"GATEWAY_STATE_URL": nodes.url}, targets=IDENTIFIED, rate=RATE)
+    gateway = {"env": {"GATEWAY_STATE_URL": nodes.url}}
+    trial.open(gateway=gateway, targets=IDENTIFIED, rate=RATE)
     return nodes
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from time import monotonic
 
 from gateway.stack.server import poll
-from tests.faults.client import RESET
+from tests.faults.faults import FROZEN, Fault
 from tests.faults.lane import Lane
-from tests.faults.servers import port_of, together
-from tests.faults.trial import Trial
+from tests.faults.trial import Trial, row
+from tests.simulation.records import RESET
 
 CRASHES = 5  # at each place
 PATIENCE = 20.0  # seconds in which a sender's retries must succeed
@@ -25,11 +24,13 @@ LONG = 2  # seconds
 ONCE = "/once?seconds=0.2"  # or its result might come before its confirm
 
 
+@row(22, "gateway killed after the confirm", (RESET, 503, 504), same=False)
 def killed_after_the_confirm(trial: Trial) -> None:
     """kill -9 when the broker has confirmed and nobody has been answered."""
     _crash(trial, "confirmed")
 
 
+@row(23, "gateway killed before the confirm", (RESET, 503, 504), again=True, same=False)
 def killed_before_the_confirm(trial: Trial) -> None:
     """kill -9 when nothing is published, and when nothing is confirmed."""
     _crash(trial, "claimed", "published")
@@ -41,12 +42,11 @@ def _crash(trial: Trial, *places: str) -> None:
             trial.lane(strategy, label=place)
 
     def start(lane: Lane) -> None:
-        env = {"GATEWAY_FAILPOINT": f"{lane.label}:{lane.directory / 'armed'}"}
-        together(lane.start_worker, lambda: lane.start_gateway(env=env))
-        trial.send_to(lane, port_of(lane.gateway))
+        failpoint = f"{lane.label}:{lane.directory / 'armed'}"
+        trial.serve(lane, gateway={"env": {"GATEWAY_FAILPOINT": failpoint}})
 
     trial.each(start)
-    trial.warm(trial.lanes)
+    trial.warm()
     with trial.fault():
         for number in trial.times(CRASHES, short=1):
             # A name that no other row has claimed.
@@ -58,8 +58,7 @@ def _crash_once(trial: Trial, lane: Lane, identity: str) -> None:
     (lane.directory / "armed").touch()
 
     def send():
-        header = f"X-Delivery: {identity}"
-        return trial.client.run(lane.sender.send(ONCE, header, body=identity))
+        return trial.client.run(lane.sender.send(ONCE, body=identity))
 
     first = send()
     lane.expect(first.status == RESET, f"{identity} did not kill it: {first.status}")
@@ -71,6 +70,7 @@ def _crash_once(trial: Trial, lane: Lane, identity: str) -> None:
     lane.expect(again.good, f"{identity} was never answered: {again.status}")
 
 
+@row(24, "gateway restarted, replies for nobody", (RESET, 503), same=False)
 def restarted(trial: Trial) -> None:
     """kill -9 of the serving process while it waits for results, which then are nobody's."""
     trial.open(targets=("/echo", "/echo?seconds=0.05"))
@@ -79,7 +79,7 @@ def restarted(trial: Trial) -> None:
             trial.each(_replace)
             time.sleep(3)
     for lane in trial.lanes:
-        left = {one.id for one in lane.sender.sent if one.status == RESET}
+        left = {one.delivery for one in lane.tries(RESET)}
         lane.notes["outlived"] = len(left & lane.executed())
         lane.expect(left & lane.executed(), "no task outlived its gateway")
 
@@ -95,6 +95,7 @@ def _replace(lane: Lane) -> None:
     lane.expect(poll(another, 15), "no other child serves")
 
 
+@row(25, "rolling restart behind nginx", same=False)
 def rolled(trial: Trial) -> None:
     """Behind nginx: SIGHUP of a parent with four children, SIGTERM of four services in turn."""
     services, seconds = trial.choose(SERVICES, short=2), trial.choose(LONG, short=1)
@@ -104,12 +105,12 @@ def rolled(trial: Trial) -> None:
 
     def start(lane: Lane) -> None:
         alone = lane in parents
-        _behind_nginx(
-            trial,
+        trial.serve(
             lane,
             *([f"--processes={services}"] if alone else []),
             services=1 if alone else services,
             worker={"pool": "threads", "concurrency": SENDERS + 10},
+            nginx={},
             targets=(f"/echo?seconds={seconds}",),
             rate=SENDERS / LONG * trial.size.share,
         )
@@ -139,39 +140,13 @@ def _reloads(lane: Lane) -> int:
     return lane.gateway.output().count("supervisor: reloaded")
 
 
-def _behind_nginx(
-    trial: Trial,
-    lane: Lane,
-    *options: str,
-    services: int = SERVICES,
-    worker: Mapping[str, object] | None = None,
-    directives: Mapping[str, str] | None = None,
-    **sender: object,
-) -> None:
-    """Start a worker, so many gateways with `options`, nginx in front of them, a sender to it."""
-    gateways = [lambda: lane.start_gateway(*options)] * services
-    together(lambda: lane.start_worker(**(worker or {})), *gateways)
-    ports = [port_of(gateway) for gateway in lane.gateways]
-    nginx = trial.stack.nginx(ports, **(directives or {}))
-    trial.at_exit(nginx.kill)
-    trial.send_to(lane, port_of(nginx), **sender)
-
-
+@row(26, "one gateway of four frozen", (504,), deadline=5)
 def frozen(trial: Trial) -> None:
     """SIGSTOP of one of four gateways; nginx is told to wait for an answer for 5 s only."""
-    for strategy in trial.strategies:
-        trial.lane(strategy)
-    impatient = {"proxy_read_timeout": "5s"}
-    trial.each(lambda lane: _behind_nginx(trial, lane, directives=impatient))
-    with trial.load(), trial.fault():
-        for lane in trial.lanes:
-            lane.gateway.freeze()
-        time.sleep(10)
-        for lane in trial.lanes:
-            lane.gateway.thaw()
+    trial.open(services=SERVICES, nginx={"proxy_read_timeout": "5s"})
+    trial.suffer(Fault(0, "gateway-1", FROZEN, 10))
     for lane in trial.lanes:
-        during = [s for s in lane.sender.sent if lane.window.began <= s.at < lane.window.ended]
-        timed_out = sum(one.status == 504 for one in during)
-        lane.notes["timed_out"] = timed_out
+        during = lane.tries(since=lane.window.began, until=lane.window.ended)
+        timed_out = lane.notes["timed_out"] = sum(one.status == 504 for one in during)
         lane.expect(timed_out, "nobody met the frozen gateway")
         lane.expect(timed_out < len(during) / 4, f"{timed_out} of {len(during)} timed out")

@@ -16,10 +16,10 @@ from gateway.sources import find
 from gateway.sources.base import Draft
 from gateway.stack.server import poll
 from loadtest.stack import descriptors
-from tests.faults.client import Sent
 from tests.faults.lane import SECRET, Lane
-from tests.faults.servers import port_of, together
-from tests.faults.trial import Trial
+from tests.faults.servers import port_of
+from tests.faults.trial import Trial, row
+from tests.simulation.records import Try
 
 STEP = 600  # seconds
 PIPE = 4096  # bytes: the smallest there is
@@ -27,6 +27,7 @@ CROWD = 300  # connections that are opened and left idle
 SPINNING = 0.7  # of a core: what a loop in a spin would be above
 
 
+@row(28, "file descriptors run out")
 def descriptors_run_out(trial: Trial) -> None:
     """prlimit --nofile of the serving process, and more connections than it allows."""
     trial.open()
@@ -56,10 +57,11 @@ def descriptors_run_out(trial: Trial) -> None:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
 
 
+@row(29, "clock stepped by 10 min", (502,))
 def clock_stepped(trial: Trial) -> None:
     """The gateway's clock goes 10 min ahead, then 10 min behind; the workers' stays."""
     clock = trial.stack.clock()
-    trial.open(env=clock.env, rate=50)
+    trial.open(gateway={"env": clock.env}, rate=50)
     with trial.load(), trial.fault():
         for step in (STEP, -STEP):
             # A request that is under way when the clock is stepped has its deadline all the same.
@@ -73,8 +75,8 @@ def clock_stepped(trial: Trial) -> None:
                 _expect_verdict(trial, lane, stepped=True)
             for lane, late in zip(trial.lanes, waiting, strict=True):
                 one = late()
-                lane.excused.add(one.id)
-                took = one.answered - one.at
+                lane.excused.add(one.delivery)
+                took = one.took
                 lane.expect(
                     one.status == 504 and abs(took - trial.deadline) < 0.5,
                     f"a step of {step} s: {one.status} after {took:.2f} s",
@@ -84,8 +86,7 @@ def clock_stepped(trial: Trial) -> None:
                 _expect_verdict(trial, lane, stepped=False)
     # Workers discard what expired before it came: the gateway's clock has to be theirs.
     for lane in trial.lanes:
-        revoked = [one for one in lane.sender.sent if one.status == 502]
-        unclear = [one.id for one in revoked if "Revoked" not in one.body]
+        unclear = [one.delivery for one in lane.tries(502) if "Revoked" not in one.body]
         lane.expect(not unclear, f"502 that do not say why: {unclear[:5]}")
 
 
@@ -93,17 +94,18 @@ def _expect_verdict(trial: Trial, lane: Lane, stepped: bool) -> None:
     """Sign with the true time; expect a 401 that says why where the gateway has another."""
     scheme = find("standard")
     options = scheme.options_class(scheme="standard", secrets=[SECRET])
-    identity = f"{lane.queue}-{len(lane.sender.sent)}"
+    identity = f"{lane.queue}-{len(lane.tries())}"
     signed = scheme(options).sign(Draft(identity.encode(), "", time.time(), identity=identity))
     headers = [f"{name}: {value}" for name, value in signed.headers.items()]
-    one: Sent = trial.client.run(lane.sender.send("/signed", *headers, body=identity))
-    lane.excused.add(one.id)
+    one: Try = trial.client.run(lane.sender.send("/signed", *headers, body=identity))
+    lane.excused.add(one.delivery)
     lane.expect(one.status == (401 if stepped else 200), f"signed: {one.status} {one.body[:200]}")
     if stepped:
         detail = json.loads(one.body)["detail"]
         lane.expect("time" in detail, f"a 401 that does not say why: {detail}")
 
 
+@row(30, "log pipe blocked")
 def log_blocked(trial: Trial) -> None:
     """Whoever reads the gateway's log stands still, and the pipe fills up."""
     readers, pipes = {}, {}
@@ -117,8 +119,7 @@ def log_blocked(trial: Trial) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
         readers[lane] = trial.stack.spawn(f"{lane.queue}-reader", ["cat", str(fifo)])
         wrapper = ("sh", "-c", 'exec "$@" > "$0" 2>&1', str(fifo))
-        together(lane.start_worker, lambda: lane.start_gateway(wrapper=wrapper))
-        trial.send_to(lane, port_of(lane.gateway))
+        trial.serve(lane, gateway={"wrapper": wrapper})
 
     for strategy in trial.strategies:
         trial.lane(strategy)
@@ -129,7 +130,7 @@ def log_blocked(trial: Trial) -> None:
         for _ in range(100):
             for lane in trial.lanes:
                 one = trial.client.run(lane.sender.send("/nowhere"))
-                lane.excused.add(one.id)
+                lane.excused.add(one.delivery)
                 lane.expect(one.status == 503, f"without a queue: {one.status}")
             time.sleep(0.1)
         for lane in trial.lanes:

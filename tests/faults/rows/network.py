@@ -9,7 +9,7 @@ from tests.faults.lane import Lane
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH, expect_prompt, expect_unconfirmed
 from tests.faults.servers import port_of
-from tests.faults.trial import Trial
+from tests.faults.trial import Trial, row
 
 #: Seconds after which a silent broker must have been given up: the half second before it is asked,
 #: `confirm_timeout`, and some more for the first message and for the next connection.
@@ -26,6 +26,7 @@ def _proxied(trial: Trial) -> tuple[Proxy, str]:
     return proxy, trial.broker.url.replace(f":{port}/", f":{proxy.port}/")
 
 
+@row(9, "packets dropped, connections reset", (503, 504), again=True)
 def cut(trial: Trial) -> None:
     """Nothing passes for 34 s, neither gateways' nor workers'; then five resets."""
     proxy, url = _proxied(trial)
@@ -45,26 +46,28 @@ def cut(trial: Trial) -> None:
         expect_unconfirmed(lane)
 
 
+@row(38, "broker connection silently dead", (503, 504), again=True)
 def silent(trial: Trial) -> None:
     """The gateways' connections carry nothing any more, and nobody is told; new ones are well."""
     proxy, url = _proxied(trial)
-    trial.open(broker=url, worker_broker=trial.broker.url, targets=BOTH)
+    trial.open(broker=url, worker={"broker": trial.broker.url}, targets=BOTH)
     with trial.load(), trial.fault():
         proxy.silence()
         silenced = monotonic()
         trial.pause(15, short=8)
         ended = monotonic()
     for lane in trial.lanes:
-        after = [one for one in lane.sender.sent if silenced + GIVEN_UP < one.at < ended]
+        after = lane.tries(since=silenced + GIVEN_UP, until=ended)
         bad = [one for one in after if not one.good]
         lane.expect(bool(after) and not bad, f"{len(bad)} of {len(after)} after {GIVEN_UP} s")
 
 
+@row(10, "slow link", (503, 504))
 def slow(trial: Trial) -> None:
     """Ten times what the link between gateway and broker bears."""
     proxy, url = _proxied(trial)
-    options = ("--max-in-flight", str(IN_FLIGHT))
-    trial.open(*options, broker=url, worker_broker=trial.broker.url, padding=10_000)
+    options, worker = ("--max-in-flight", str(IN_FLIGHT)), {"broker": trial.broker.url}
+    trial.open(*options, broker=url, worker=worker, padding=10_000)
     most: dict[Lane, float] = dict.fromkeys(trial.lanes, 0)
     memory: dict[Lane, int] = dict.fromkeys(trial.lanes, 0)
     with trial.load(), trial.fault():
@@ -79,5 +82,5 @@ def slow(trial: Trial) -> None:
         proxy.slow(0, 0)
     for lane in trial.lanes:
         lane.expect(most[lane] <= IN_FLIGHT, f"{most[lane]:g} requests in flight")
-        lane.expect(any(one.status == 503 for one in lane.sender.sent), "nobody was refused")
+        lane.expect(lane.tries(503), "nobody was refused")
         lane.notes["peak_memory_mb_more"] = (memory[lane] - lane.before.memory) // 2**20

@@ -10,10 +10,10 @@ from redis import Redis
 
 from gateway.celery_message import RESULT_KEY
 from gateway.stack.server import poll
-from tests.faults.client import Sent
 from tests.faults.lane import Lane
 from tests.faults.servers import channel
-from tests.faults.trial import Trial
+from tests.faults.trial import Trial, row
+from tests.simulation.records import Try
 
 GENUINE = {"status": "SUCCESS", "result": "genuine"}
 #: What a reply may be, by name: none of them is an answer, or ends anything but its request.
@@ -36,6 +36,7 @@ FORGED = {
 Reply = Callable[[str, bytes], object]
 
 
+@row(32, "forged replies")
 def forged(trial: Trial) -> None:
     """Published to the reply queue, or the channel, of a request that waits."""
     trial.open()
@@ -82,8 +83,8 @@ def _replier(message: amqp.Message, amqp_channel: amqp.Channel, redis: Redis) ->
     )
 
 
-def _expect_ignored_or_502(lane: Lane, name: str, one: Sent) -> None:
-    lane.excused.add(one.id)
+def _expect_ignored_or_502(lane: Lane, name: str, one: Try) -> None:
+    lane.excused.add(one.delivery)
     ignored = (one.status, one.body) == (200, "genuine")
     lane.expect(ignored or one.status == 502, f"{name}: {one.status} {one.body[:100]}")
     lane.expect(ignored or name != "another's", f"another's reply ended it: {one.status}")

@@ -9,48 +9,45 @@ from redis import Redis
 
 from gateway.stack import free_port
 from gateway.stack.server import poll
+from tests.faults.faults import KILLED, Fault
 from tests.faults.lane import Lane, ask
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH
-from tests.faults.servers import port_of, together
-from tests.faults.trial import Trial
+from tests.faults.servers import port_of
+from tests.faults.trial import LOST, SIX, Trial, row
 
 SUBSCRIBED = "gateway_results_connections_total"
 
 
+@row(18, "Redis killed, empty restart", (503, 504), SIX)
 def killed(trial: Trial) -> None:
     """kill -9, 3 s, an empty restart."""
     trial.open(targets=("/echo", "/echo?seconds=0.05"))
-    with trial.load(), trial.fault():
-        trial.results.kill()
-        trial.pause(3, short=1)
-        trial.results.restart()
+    trial.suffer(Fault(0, "redis", KILLED, trial.choose(3, 1)))
     _expect_unnoticed(trial, "pika")
 
 
+@row(19, "Redis frozen", (503, 504))
 def frozen(trial: Trial) -> None:
     """CLIENT PAUSE for 10 s."""
     trial.open(targets=BOTH, rate=50)
-    healthy = []
+    sick = set()
     with trial.load(), trial.fault():
         with Redis.from_url(trial.results.url) as redis:
             redis.execute_command("CLIENT", "PAUSE", "10000")
         end = monotonic() + 10
         while monotonic() < end:
-            healthy += [(lane, "true" in ask(_health(lane))) for lane in trial.lanes]
+            healthy = {lane: ask(f"{lane.gateway.admin_url}/healthz") for lane in trial.lanes}
+            sick |= {lane for lane, said in healthy.items() if "true" not in said}
             time.sleep(0.5)
     for lane in trial.lanes:
-        sick = [one for one, well in healthy if one is lane and not well]
-        lane.expect(not sick, "the loop stood still")
-        accepts = [one for one in lane.sender.sent if one.path == "/accept"]
-        slow = [one for one in accepts if not one.good or one.answered - one.at > 1]
+        lane.expect(lane not in sick, "the loop stood still")
+        accepts = lane.tries(route="/accept")
+        slow = [one for one in accepts if not one.good or one.took > 1]
         lane.expect(not slow, f"{len(slow)} of {len(accepts)} were not accepted at once")
 
 
-def _health(lane) -> str:
-    return f"{lane.gateway.admin_url}/healthz"
-
-
+@row(20, "pub/sub cut")
 def subscriptions_cut(trial: Trial) -> None:
     """CLIENT KILL TYPE pubsub, ten times in a row."""
     trial.open(targets=BOTH)
@@ -64,6 +61,7 @@ def subscriptions_cut(trial: Trial) -> None:
             time.sleep(1)
 
 
+@row(21, "Redis full", LOST)
 def full(trial: Trial) -> None:
     """maxmemory 1mb, noeviction: no result can be stored."""
     trial.open(targets=("/echo",), rate=50)
@@ -76,22 +74,17 @@ def full(trial: Trial) -> None:
             lane.expect(seen, "the worker does not say what is wrong")
 
 
+@row(35, "Redis full under `threads` and `gevent`", LOST, ("redis",))
 def full_in_pools(trial: Trial) -> None:
     """The same under workers whose pool has threads, or greenlets."""
     for strategy in trial.strategies:
         for pool in ("threads", "gevent"):
             trial.lane(strategy, label=pool)
-
-    def start(lane: Lane) -> None:
-        together(lambda: lane.start_worker(pool=lane.label), lane.start_gateway)
-        trial.send_to(lane, port_of(lane.gateway), targets=BOTH, rate=50)
-
-    trial.each(start)
+    trial.each(lambda lane: trial.serve(lane, worker={"pool": lane.label}, targets=BOTH, rate=50))
     with trial.load(), trial.fault():
         _fill(trial)
     for lane in trial.lanes:
-        lost = lane.worker.output().count("is lost, and")
-        lane.notes["results_lost"] = lost
+        lost = lane.notes["results_lost"] = lane.worker.output().count("is lost, and")
         lane.expect(lost > 1, "the worker does not say how many results are lost")
         settled = poll(lambda lane=lane: _unacknowledged(trial, lane) == 0, 10)
         lane.expect(settled, "the worker keeps messages whose tasks have ended")
@@ -106,6 +99,7 @@ def _fill(trial: Trial) -> None:
         redis.config_set("maxmemory", "0")
 
 
+@row(36, "Redis' name leads to a new primary", LOST, SIX, again=True)
 def led_elsewhere(trial: Trial) -> None:
     """Its name leads to a new primary; connections to the old one, now a replica, live on."""
     old, new = trial.results, trial.stack.redis()
@@ -127,17 +121,17 @@ def led_elsewhere(trial: Trial) -> None:
         lane.expect(_ready(lane), "it is not ready with the new primary")
 
 
+@row(37, "Redis is a replica", LOST)
 def replica(trial: Trial) -> None:
     """It is a replica for 10 s, and a primary again."""
     trial.open(targets=BOTH, rate=50)
-    ready = []
     with trial.load(), trial.fault(), Redis.from_url(trial.results.url) as redis:
         redis.replicaof("127.0.0.1", free_port())
         trial.pause(10, short=4)
         ready = [lane for lane in trial.lanes if _ready(lane)]
         redis.replicaof("NO", "ONE")
-    for lane in ready:
-        lane.expect(False, "it was ready with a replica")
+    for lane in trial.lanes:
+        lane.expect(lane not in ready, "it was ready with a replica")
 
 
 def _ready(lane: Lane) -> bool:
@@ -152,5 +146,5 @@ def _unacknowledged(trial: Trial, lane: Lane) -> int:
 def _expect_unnoticed(trial: Trial, strategy: str) -> None:
     for lane in trial.lanes:
         if lane.strategy == strategy:
-            bad = [one for one in lane.sender.sent if not one.good]
+            bad = [one for one in lane.tries() if not one.good]
             lane.expect(not bad, f"{len(bad)} requests noticed")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import Any
 
 from gateway.stack.server import poll
-from tests.faults.client import Sent
 from tests.faults.lane import Lane
 from tests.faults.servers import port_of
-from tests.faults.trial import Trial
+from tests.faults.trial import SIX, Trial, row
+from tests.simulation.records import Try
 from tests.support.http_client import request
 
 LEAVING = 40  # senders at once
@@ -23,6 +22,7 @@ AT_ONCE = ("ioloop", "pika", "redis")
 _RESET = struct.pack("ii", 1, 0)
 
 
+@row(27, "client gone in mid-wait", strategies=SIX)
 def gone(trial: Trial) -> None:
     """Senders reset their connections while they wait."""
     trial.open()
@@ -54,13 +54,14 @@ def _leave(lane: Lane) -> None:
         lane.expect(ran, f"not executed: {sorted(set(names) - lane.executed())[:5]}")
 
 
+@row(31, "one delivery 100 times at once", strategies=SIX)
 def repeated(trial: Trial) -> None:
     """One delivery 100 times at once to four processes, 20 such deliveries."""
     trial.open("--processes=4")
     # All processes have served then, also those of `blocking`, which is warmed up one by one.
     for lane in trial.lanes:
         trial.client.run(_at_once(lane, f"{lane.queue}-first"))
-    trial.warm(trial.lanes)
+    trial.warm()
     with trial.fault():
         for lane in trial.lanes:
             _repeat(trial, lane)
@@ -78,7 +79,5 @@ def _repeat(trial: Trial, lane: Lane) -> None:
     lane.expect(sorted(ran) == sorted(identities), f"{len(ran)} tasks for {ROUNDS} deliveries")
 
 
-async def _at_once(lane: Lane, identity: str) -> list[Sent]:
-    header = f"X-Delivery: {identity}"
-    sends: list[Any] = [lane.sender.send("/once", header, body=identity) for _ in range(TIMES)]
-    return await asyncio.gather(*sends)
+async def _at_once(lane: Lane, identity: str) -> list[Try]:
+    return await asyncio.gather(*(lane.sender.send("/once", body=identity) for _ in range(TIMES)))

@@ -6,20 +6,21 @@ import os
 import random
 import signal
 import time
-from time import monotonic
 
 from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
+from tests.faults.faults import FROZEN, KILLED, Fault
 from tests.faults.lane import Lane, ask
 from tests.faults.rows.brokers import BOTH
-from tests.faults.servers import channel, port_of, together
-from tests.faults.trial import Trial
+from tests.faults.servers import channel
+from tests.faults.trial import SIX, Trial, row
 
 BUSY = 2.5  # tasks under way at any time
 HITS = 20  # pool processes killed at a task
 LIMIT = 20  # deliveries of a message of a quorum queue, after the first
 
 
+@row(12, "worker's children killed", again=True)
 def child_killed(trial: Trial) -> None:
     """kill -9 of one pool process after the other."""
     trial.open(targets=(_busy(trial),))
@@ -58,17 +59,16 @@ def _redelivered(lane: Lane) -> int:
     return sum(one.redelivered for one in lane.executions())
 
 
+@row(13, "worker killed whole", (504,), again=True)
 def whole_killed(trial: Trial) -> None:
     """kill -9 of the main process and all children; another starts."""
     trial.open(targets=BOTH)
-    with trial.load(), trial.fault():
-        for _ in range(2):
-            trial.each(lambda lane: lane.worker.kill())
-            trial.each(lambda lane: lane.worker.restart())
+    trial.suffer(*[Fault(0, "worker-1", KILLED, 0)] * 2)
     for lane in trial.lanes:
         lane.expect(_redelivered(lane), "nothing was under way")
 
 
+@row(14, "killed before the ack", again=True)
 def killed_after_the_effect(trial: Trial) -> None:
     """Each hundredth task kills its process when it has taken effect, before it is acknowledged."""
     trial.open(targets=("/echo?die=once", *[_busy(trial)] * 99))
@@ -76,42 +76,37 @@ def killed_after_the_effect(trial: Trial) -> None:
         time.sleep(10)
     for lane in trial.lanes:
         # The load before and after is part of the fault.
-        marked = {one.id for one in lane.sender.sent if "die" in one.target}
+        marked = {one.delivery for one in lane.tries() if "die" in one.query}
         again = {one.id for one in lane.executions() if one.attempt == 2}
         lane.expect(marked and marked <= again, f"not run again: {sorted(marked - again)[:5]}")
 
 
+@row(15, "poison task", again=True)
 def poison(trial: Trial) -> None:
     """A task that kills its process each time, on a classic queue and on a quorum queue."""
     for strategy in trial.strategies:
-        for quorum in (False, True):
-            label = "quorum queue" if quorum else "classic queue"
-            trial.lane(strategy, quorum=quorum, label=label)
-
-    def start(lane: Lane) -> None:
-        together(lane.start_worker, lane.start_gateway)
-        # Each of a poison's deaths costs a new process, on both cores' account.
-        trial.send_to(lane, port_of(lane.gateway), rate=30)
-
-    trial.each(start)
+        trial.lane(strategy, label="classic queue")
+        trial.lane(strategy, label="quorum queue", quorum=True)
+    # Each of a poison's deaths costs a new process, on both cores' account.
+    trial.each(lambda lane: trial.serve(lane, rate=30))
     with trial.load(), trial.fault():
         # A task that somebody waits for is not begun again after the deadline.
         answers = [
             trial.client.start_soon(lane.sender.send("/accept?die=always")) for lane in trial.lanes
         ]
-        poisoned = [answer() for answer in answers]
-        for lane, one in zip(trial.lanes, poisoned, strict=True):
-            lane.excused.add(one.id)
+        poisoned = {lane: answer() for lane, answer in zip(trial.lanes, answers, strict=True)}
+        for lane, one in poisoned.items():
+            lane.excused.add(one.delivery)
             lane.expect(one.status == 202, f"poison: {one.status}, not 202")
-            poll(lambda lane=lane, one=one: _attempts(lane, one.id) >= _limit(lane), 90)
+            poll(lambda lane=lane, one=one: _attempts(lane, one.delivery) >= _limit(lane), 90)
     dead: list[bytes] = []
-    for lane, one in zip(trial.lanes, poisoned, strict=True):
-        found = poll(lambda one=one: _is_dead_letter(trial, one.id, dead), 20)
+    for lane, one in poisoned.items():
+        found = poll(lambda one=one: _is_dead_letter(trial, one.delivery, dead), 20)
         lane.expect(found, "no dead letter")
-        attempts = _attempts(lane, one.id)
+        attempts = _attempts(lane, one.delivery)
         lane.expect(attempts == _limit(lane), f"poison ran {attempts} times, not {_limit(lane)}")
         if not lane.quorum:
-            outcome = _local(lane, one.location)
+            outcome = lane.result_url(one)
             failed = poll(lambda url=outcome: "WorkerLostError" in ask(url), 10)
             lane.expect(failed, "the outcome cannot be read")
 
@@ -133,36 +128,26 @@ def _attempts(lane: Lane, identity: str) -> int:
     return sum(one.id == identity for one in lane.executions())
 
 
+@row(16, "worker stopped", (504,), SIX, deadline=4)
 def stopped(trial: Trial) -> None:
     """SIGSTOP of all workers for 12 s, past the requests' deadline of 4 s."""
     # In turn, as `blocking` comes to three or four meanwhile.
     trial.open(targets=("/echo", "/accept"))
-    with trial.load(), trial.fault():
-        for lane in trial.lanes:
-            lane.worker.freeze()
-        frozen = monotonic()
-        time.sleep(12)
-        thawed = monotonic()
-        for lane in trial.lanes:
-            lane.worker.thaw()
+    (frozen,) = trial.suffer(Fault(0, "worker-1", FROZEN, 12))
     for lane in trial.lanes:
         lane.drain()
-        sent = [s for s in lane.sender.sent if frozen + 0.5 < s.at < thawed - trial.deadline - 1.5]
-        expired = {one.id for one in sent if one.path == "/echo"}
+        sent = lane.tries(since=frozen.began + 0.5, until=frozen.ended - trial.deadline - 1.5)
+        expired = {one.delivery for one in sent if one.route == "/echo"}
         begun = expired & lane.executed()
         lane.expect(expired, "nothing has expired")
         lane.expect(not begun, f"{len(begun)} expired tasks were begun")
         later = [one for one in sent if one.status == 202]
-        unread = [one for one in later if ask(_local(lane, one.location)) != one.id]
+        unread = [one for one in later if ask(lane.result_url(one)) != one.delivery]
         lane.expect(later, "nothing was accepted")
         lane.expect(not unread, f"{len(unread)} of {len(later)} late results cannot be read")
 
 
-def _local(lane: Lane, location: str) -> str:
-    """Return where the gateway itself has what senders find below ``public_url``."""
-    return f"{lane.gateway.url}/results/{location.rpartition('/results/')[2]}"
-
-
+@row(17, "worker redeployed")
 def redeployed(trial: Trial) -> None:
     """SIGTERM under load while the next one is there already, three times."""
     trial.open(targets=(_busy(trial),))

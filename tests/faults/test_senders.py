@@ -1,4 +1,4 @@
-"""The senders of the random faults try again under the same key; a watchdog notes delays."""
+"""Senders offer what they are told to, some until it is taken; a watchdog notes delays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from tests.faults.client import REFUSED, RESET
-from tests.faults.combined.senders import Senders
-from tests.faults.combined.watchdog import PERIOD, Watchdog
+from tests.faults.client import PersistentSender, Sender
+from tests.faults.watchdog import PERIOD, Watchdog
+from tests.simulation.records import REFUSED, RESET
 from tests.support.stack import free_port
 
 DELIVERIES = 60
@@ -26,8 +27,8 @@ DELIVERIES = 60
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have senders try again soon."""
-    monkeypatch.setattr("tests.faults.combined.senders.PAUSE", (0.05, 0.1))
-    monkeypatch.setattr("tests.faults.combined.senders.LATER", 0.1)
+    monkeypatch.setattr(PersistentSender, "PAUSE", (0.05, 0.1))
+    monkeypatch.setattr(PersistentSender, "WITHIN", 0.1)
 
 
 class Process:
@@ -53,15 +54,19 @@ def problem(status: int, name: str) -> bytes:
 
 
 @asynccontextmanager
-async def served(give: Callable[[str, str], bytes]) -> AsyncIterator[int]:
-    """Serve `give(delivery, try)` on a port; an empty answer is none."""
+async def served(give: Callable[[str, str], bytes], requests: int = 1) -> AsyncIterator[int]:
+    """Serve `give(delivery, try)` on a port, so many requests on each connection.
+
+    An empty answer is none.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
-        body = await reader.readexactly(int(headers["Content-Length"]))
-        assert body.decode() == headers["X-Delivery"]
-        writer.write(give(headers["X-Delivery"], headers["X-Try"]))
+        for _ in range(requests):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
+            body = await reader.readexactly(int(headers["Content-Length"]))
+            assert body.decode() == headers["X-Delivery"]
+            writer.write(give(headers["X-Delivery"], headers["X-Try"]))
         writer.close()
 
     port = free_port()
@@ -69,11 +74,57 @@ async def served(give: Callable[[str, str], bytes]) -> AsyncIterator[int]:
         yield port
 
 
-async def offer(senders: Senders) -> None:
+OK = answer(200, "text/plain", "ok")
+
+
+@asynccontextmanager
+async def sending(log: Path, *answers: bytes) -> AsyncIterator[Sender]:
+    """Give a sender to a server that closes each connection after these answers."""
+    given = cycle(answers)
+    async with served(lambda *_: next(given), len(answers)) as port:
+        sender = Sender("sender", {"gateway": port}, log, rate=1000)
+        yield sender
+        await sender.close()
+
+
+@pytest.mark.gen_test
+async def test_a_connection_that_was_closed_while_idle_is_not_used_again(tmp_path, io_loop):
+    async with sending(tmp_path / "sent.jsonl", OK) as sender:
+        assert (await sender.send("/")).good
+        (idle,) = sender._idle
+        while not idle.reader.at_eof():
+            await asyncio.sleep(0.01)
+
+        assert (await sender.send("/")).good
+
+
+@pytest.mark.gen_test
+async def test_a_connection_that_is_closed_on_a_request_is_a_reset(tmp_path, io_loop):
+    async with sending(tmp_path / "sent.jsonl", OK, b"") as sender:
+        assert (await sender.send("/")).good
+        assert (await sender.send("/")).status == RESET
+
+
+@pytest.mark.gen_test
+async def test_an_offer_ends_at_its_limit(tmp_path, io_loop):
+    async with sending(tmp_path / "sent.jsonl", OK) as sender:
+        sender.limit = 5
+        await sender.offer(asyncio.Event())
+
+        assert len(sender.tries) == 5
+        assert all(one.good for one in sender.tries)
+
+
+def persistent(seed: int, log: Path, *ports: int) -> PersistentSender:
+    named = {f"gateway-{n}": port for n, port in enumerate(ports, 1)}
+    return PersistentSender(seed, named, log, rate=200, watchdog=WATCHDOG)
+
+
+async def offer(senders: PersistentSender) -> None:
     """Have a number of senders begin, and wait until all have ended."""
     stopping = asyncio.Event()
     offering = asyncio.create_task(senders.offer(stopping))
-    while senders.sent < DELIVERIES:
+    while senders.offered < DELIVERIES:
         await asyncio.sleep(0.01)
     stopping.set()
     await offering
@@ -90,8 +141,7 @@ async def test_each_tries_until_a_2xx_and_some_once_more(tmp_path: Path, hasty, 
         ]
 
     async with served(give) as port:
-        log = tmp_path / "sent.jsonl"
-        senders = Senders(1, {"gateway-1": port}, log, rate=200, watchdog=WATCHDOG)
+        senders = persistent(1, log := tmp_path / "sent.jsonl", port)
         await offer(senders)
 
     numbers = {len(names) for names in seen.values()}
@@ -112,8 +162,7 @@ async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, hasty
     drawn = []
     for _ in range(2):
         async with served(lambda *_: answer(200, "text/plain", "x")) as port:
-            gateways = {"gateway-1": port, "gateway-2": port}
-            senders = Senders(7, gateways, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG)
+            senders = persistent(7, tmp_path / "sent.jsonl", port, port)
             await offer(senders)
         drawn.append(sorted((t.id, t.route, t.gateway) for t in senders.tries))
 
@@ -127,9 +176,7 @@ async def test_what_a_sender_does_depends_on_the_seed_only(tmp_path: Path, hasty
 
 @pytest.mark.gen_test(timeout=30)
 async def test_senders_give_up_when_told(tmp_path: Path, io_loop):
-    senders = Senders(
-        1, {"gateway-1": free_port()}, tmp_path / "sent.jsonl", rate=200, watchdog=WATCHDOG
-    )
+    senders = persistent(1, tmp_path / "sent.jsonl", free_port())
     senders.until = 0
     await offer(senders)
 

@@ -10,8 +10,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from tests.faults.combined.injection import Injection
-from tests.faults.combined.schedule import CLIENTS, FROZEN, KILLED, SUBSCRIBERS, Fault
+from tests.faults.faults import CLIENTS, FROZEN, KILLED, SUBSCRIBERS, Fault, Injection
 from tests.support.stack import Server, Stack
 
 
@@ -23,7 +22,7 @@ def redis(stack: Stack, start) -> Server:
 
 
 def test_each_fault_ends_with_a_server_that_serves(redis: Server):
-    injection = Injection({"redis": redis})
+    injection = Injection({"redis": [redis]})
     before = redis.pid
     faults = [Fault(0.0, "redis", FROZEN, 0.3), Fault(0.1, "redis", KILLED, 0.2)]
 
@@ -31,7 +30,8 @@ def test_each_fault_ends_with_a_server_that_serves(redis: Server):
 
     assert redis.pid != before
     assert Redis.from_url(redis.url).ping()
-    assert [one.fault for one in injection.done] == faults
+    told = [(one.target, one.kind, one.detail) for one in injection.done]
+    assert told == [("redis", FROZEN, "for 0.3 s"), ("redis", KILLED, "for 0.2 s")]
     first, second = injection.done
     # The second one has waited for the end of the first.
     assert first.began + 0.3 <= first.ended <= second.began
@@ -44,13 +44,13 @@ def test_clients_and_subscribers_are_cut_apart(redis: Server):
         subscriber.subscribe("channel")
         name = client.client_id()
 
-        Injection({"redis": redis}).run([Fault(0.0, "redis", SUBSCRIBERS, 0.0)])
+        Injection({"redis": [redis]}).run([Fault(0.0, "redis", SUBSCRIBERS, 0.0)])
         with pytest.raises(ConnectionError):
             while subscriber.parse_response(timeout=10):
                 pass
         assert client.client_id() == name
 
-        Injection({"redis": redis}).run([Fault(0.0, "redis", CLIENTS, 0.0)])
+        Injection({"redis": [redis]}).run([Fault(0.0, "redis", CLIENTS, 0.0)])
         assert client.client_id() != name
 
 
@@ -63,7 +63,7 @@ def test_a_server_that_does_not_come_back_is_a_finding(stack: Stack, tmp_path: P
     )  # fmt: skip
     allowed.unlink()
 
-    injection = Injection({"worker-1": server})
+    injection = Injection({"worker-1": [server]})
     injection.run([Fault(0.0, "worker-1", KILLED, 0.0)])
 
     (problem,) = injection.problems
@@ -80,7 +80,7 @@ def interruptible() -> None:
 
 
 def test_who_is_interrupted_begins_no_further_fault(redis: Server, interruptible):
-    injection = Injection({"redis": redis})
+    injection = Injection({"redis": [redis]})
     main = threading.main_thread().ident
     threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
 

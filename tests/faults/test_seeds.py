@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 
 from gateway.stack.server import poll
-from tests.faults import options
-from tests.faults.combined import lane, lanes
-from tests.faults.combined.lane import SHORT, Size
-from tests.faults.combined.lanes import Job
-from tests.faults.combined.oracle import Result
-from tests.faults.combined.report import COLUMNS, line, seed_and_strategy, table
-from tests.faults.report import Report
+from tests.faults import options, seeds
+from tests.faults.oracle import SeedResult
+from tests.faults.report import Report, line, table
+from tests.faults.seeds import SHORT, Job, Size
 from tests.support.stack import RabbitMQ
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -31,7 +28,7 @@ SEED = 7
 
 
 def test_nothing_that_was_acknowledged_is_lost(broker: RabbitMQ, start, tmp_path: Path):
-    result, versions = start(lambda: lane.run(SEED, "pika", SHORT, tmp_path, broker=broker))
+    result, versions = start(lambda: seeds.run(Job(SEED, "pika", SHORT, tmp_path), broker))
 
     assert result.holds, line(result)
     assert result.acknowledged > 100
@@ -39,9 +36,9 @@ def test_nothing_that_was_acknowledged_is_lost(broker: RabbitMQ, start, tmp_path
 
 
 def test_a_lane_that_cannot_be_run_holds_for_nobody_and_stops_no_other(tmp_path: Path, capfd):
-    jobs = [Job(seed, "pika", Size(seconds="no number"), tmp_path, False) for seed in (1, 2)]
+    jobs = [Job(seed, "pika", Size(seconds="no number"), tmp_path) for seed in (1, 2)]
 
-    found = list(lanes.run(jobs, at_once=2))
+    found = list(seeds.run_all(jobs, at_once=2))
 
     assert sorted(result.seed for result, _ in found) == [1, 2]
     for result, _ in found:
@@ -68,11 +65,11 @@ def test_who_interrupts_it_waits_until_all_is_stopped(tmp_path: Path):
     assert list(tmp_path.glob("gateway-stack-*")) == []
 
 
-RESULT = Result(
-    7,
-    "redis",
-    120.0,
-    **dict.fromkeys(COLUMNS, 3),
+RESULT = SeedResult(
+    seed=7,
+    strategy="redis",
+    seconds=120.0,
+    **dict.fromkeys(SeedResult.COLUMNS, 3),
     statuses={"200": 2},
     schedule=["   0.0 s  redis killed for 1.0 s"],
     injected=["   0.0 to    1.4 s  redis killed for 1.0 s"],
@@ -96,17 +93,17 @@ def test_the_table_ends_with_the_sums_and_the_slowest_recovery():
 
     *_, last = table([RESULT, broken]).splitlines()
     cells = [cell.strip() for cell in last.strip("|").split("|")]
-    assert cells == ["all", "", *["6"] * (len(COLUMNS) - 1), "4.5", "1 of 2 broken"]
+    assert cells == ["all", "", *["6"] * (len(SeedResult.COLUMNS) - 1), "4.5", "1 of 2 broken"]
 
 
 def test_what_is_known_to_hold_is_left_out(tmp_path: Path):
     path = tmp_path / "random.json"
-    report = Report(path, False, "random-faults", kind=Result, key=seed_and_strategy)
+    report = Report(path, False, "random-faults", SeedResult)
     report.add([RESULT], {"redis": "7.0.15"})
     before = path.read_text()
 
     asked = {"seeds": [7], "strategies": ["redis"], "seconds": 120.0, "resume": True}
-    assert lanes.run_seeds(Namespace(json=path, logs=False, at_once=1, **asked))
+    assert seeds.run_seeds(Namespace(json=path, logs=False, at_once=1, **asked))
 
     assert path.read_text() == before
     assert json.loads(before)["experiment"] == "random-faults"

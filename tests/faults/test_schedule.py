@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.combined.schedule import KINDS, MOST, TARGETS, Fault, schedule
+from tests.faults.faults import KINDS, MOST, TARGETS, Fault, schedule
 
 SECONDS = 120.0
 SEEDS = range(1, 21)
