@@ -27,7 +27,7 @@ CONFIG = "cluster_partition_handling = pause_minority\nnet_ticktime = 8\n"
 #: The first ones are sent again under the same identity.
 IDENTIFIED = ("/once?seconds=0.05", AGAIN, "/echo", "/accept")
 RATE = 50
-FROZEN = 80  # seconds
+LONG = 80  # seconds for which a node is frozen
 SERVED = 15  # seconds after which a node that is away is not noticed any more
 
 Leave = Callable[[list[RabbitMQ]], object]
@@ -70,7 +70,7 @@ def leader_killed(trial: Trial) -> None:
 @row(41, "quorum leader frozen", (503, 504), again=True)
 def leader_frozen(trial: Trial) -> None:
     """SIGSTOP of the leader; the others have to notice it by themselves, and lead on."""
-    _leave_leader(trial, FROZEN, lambda nodes: nodes[0].freeze(), lambda nodes: nodes[0].thaw())
+    _leave_leader(trial, LONG, lambda nodes: nodes[0].freeze(), lambda nodes: nodes[0].thaw())
 
 
 @row(51, "quorum leader partitioned", (503, 504), again=True)

@@ -12,7 +12,7 @@ import pytest
 from amqp.basic_message import Message
 from amqp.serialization import decode_properties_basic
 from celery.exceptions import InvalidTaskError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.asynchronous.hub import Hub
 from kombu.exceptions import ContentDisallowed, DecodeError
@@ -349,6 +349,7 @@ SHORT = st.text(max_size=60)
         },
     )
 )
+@example({"application_headers": {"some": [1, "x"]}})
 def test_properties_are_those_that_amqp_decodes(properties):
     encoded = Message("", **properties)._serialize_properties()
     assert decode_properties(encoded, 0) == decode_properties_basic(encoded, 0)[0]
