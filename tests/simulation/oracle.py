@@ -100,8 +100,10 @@ def forgotten(judge: Judge) -> Iterator[str]:
     killed or failed over, and is there again for long.
     """
     stored: dict[str, float] = {}
+    # A task that has failed, and then runs again and succeeds, is not that of the next try.
+    failed = {e.task_id for e in judge.main if e.failed}
     for e in judge.main:
-        if not e.failed and not e.lost:
+        if e.task_id not in failed and not e.lost:
             stored[e.delivery] = min(stored.get(e.delivery, inf), e.stored)
     for one in judge.seen.tries:
         since = stored.get(one.delivery, inf)
