@@ -134,8 +134,10 @@ def _hides(fault: Injected, one: Try, strategy: str) -> bool:
         return False
     if target.startswith("gateway"):
         return target == one.gateway and (strategy == "pika" or server != "broker")
-    # Replies are lost with the broker, and with a worker's connection to it.
-    return target == "redis" or (strategy == "pika" and (target == "broker" or server == "broker"))
+    # Replies are lost with the broker, and with a worker's connection to it; one that was frozen
+    # may open a new one only now.
+    away = target == "broker" or server == "broker" or fault.kind == "frozen"
+    return target == "redis" or (strategy == "pika" and away)
 
 
 def slow_refusals(judge: Judge) -> Iterator[str]:
