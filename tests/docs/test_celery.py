@@ -153,6 +153,6 @@ def test_the_tests_that_show_the_rows_exist():
         for path in {test.partition("::")[0] for test in named}
         if (file := ROOT / "tests" / path).exists()
         for node in ast.parse(file.read_text("utf-8")).body
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     assert named - written == set(), "they show rows of docs/celery.md: name them anew in SHOWN"
