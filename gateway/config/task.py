@@ -83,6 +83,8 @@ def call_encoder(
     )
 
 
+# The bounds and names of fair queues. Workers consume them: `appserver.fair` has the same ones, and
+# a test compares both. It is not imported here, as an app may have a module of that name.
 FEWEST, MOST = 4, 128  # fair queues of one name
 _FAIR = ".fair."
 

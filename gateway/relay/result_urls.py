@@ -146,7 +146,7 @@ class ResultURLs:
     async def fetch(self, ticket: Ticket) -> Answer:
         """Return the answer for a ticket: the task's answer, or a 202 while there is no result.
 
-        Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.of_outcome` raises.
+        Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
         """
         if self._store is None:
             raise ResultsUnavailable
