@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import resource
 import socket
-from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
 from typing import Any
@@ -83,13 +82,13 @@ def admin_server(
 ) -> HTTPServer:
     """Serve the admin pages on `sockets`, which are bound and listening."""
     known = {"supervisor": supervisor, "gateways": gateways}
-    later = partial(_Later, supervisor, history, gateways)
+    parent = supervisor, history, gateways
     routes = [
         ("/healthz", Health, known),
         ("/readyz", Readiness, known),
         ("/metrics", Exposition, known),
-        ("/api/.*", later("gateway.admin.api.handlers")),
-        ("/.*", later("gateway.admin.pages.handlers")),
+        ("/api/.*", _Later("gateway.admin.api.handlers", *parent)),
+        ("/.*", _Later("gateway.admin.pages.handlers", *parent)),
     ]
     server = AdminServer(_application(routes))
     server.add_sockets(sockets)
@@ -103,13 +102,13 @@ def _application(routes: list[Any]) -> Application:
 class _Later(Router):
     """Loads handlers with the first request to them: they are most of what the parent loads."""
 
-    def __init__(self, *given: object):
-        *self._known, self._module = given
+    def __init__(self, module: str, *known: object):
+        self._module, self._known = module, known
         self._application: Application | None = None
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         if self._application is None:
-            routes = import_module(str(self._module)).routes
+            routes = import_module(self._module).routes
             self._application = _application(routes(*self._known))
         return self._application.find_handler(request, **kwargs)
 
