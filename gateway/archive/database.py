@@ -63,7 +63,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Begin a transaction, as the only one that writes; it ends with the block."""
-        with self._told(), self._engine.connect() as connection:
+        with self._translated_errors(), self._engine.connect() as connection:
             if self._postgresql:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
             else:
@@ -74,7 +74,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Connect for queries of `READ` seconds at most."""
-        with self._told(), self._engine.connect() as connection:
+        with self._translated_errors(), self._engine.connect() as connection:
             if self._postgresql:
                 # What is compiled for a query takes longer than the query.
                 settings = f"SET statement_timeout = {int(READ * 1000)}; SET jit = off"
@@ -84,7 +84,7 @@ class Database:
             yield connection
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as exc:
@@ -135,14 +135,14 @@ class Database:
     def pages(self, wanted: Filter, before: str) -> Generator[list[Entry], None, None]:
         """Yield those that `wanted` takes, the newest first, with their calls if it has a text."""
         columns, calls = DELIVERIES.c, bool(wanted.text)
-        some = [each for each in columns if calls or each.name != "call"]
+        read = [each for each in columns if calls or each.name != "call"]
         number = _CALLS if calls else _READ
         with self.reading() as connection:
             for places in self.places(connection, wanted, before):
                 for i in range(0, len(places), number):
                     part = places[i : i + number]
                     near = columns.ms.between(part[-1].ms, part[0].ms)
-                    query = sa.select(*some).where(near, columns.id.in_([each.id for each in part]))
+                    query = sa.select(*read).where(near, columns.id.in_([each.id for each in part]))
                     query = query.order_by(columns.ms.desc(), columns.seq.desc())
                     entries = [entry(each, calls) for each in connection.execute(query)]
                     yield [each for each in entries if wanted.takes(each)]
@@ -172,8 +172,8 @@ class Database:
         for number in range(0, _NEWEST, _FEW):
             if number and monotonic() > end:
                 break
-            some = ends.where(*_before(before)).offset(_FEW - 1).limit(1)
-            last = connection.execute(some).scalar()
+            end_of_part = ends.where(*_before(before)).offset(_FEW - 1).limit(1)
+            last = connection.execute(end_of_part).scalar()
             if last is None:
                 yield from _older(connection, read, before)
                 return
@@ -237,13 +237,13 @@ class Database:
             ]
             others = sorted({*ids} - {found_id for _, _, found_id in found})
             for i in range(0, len(others), _PAGE):
-                some = columns.id.in_(others[i : i + _PAGE])
-                named = sa.select(columns.ms, columns.seq, columns.id).where(some)
+                part = columns.id.in_(others[i : i + _PAGE])
+                named = sa.select(columns.ms, columns.seq, columns.id).where(part)
                 found += [(ms, seq, its) for ms, seq, its in connection.execute(named)]
             place = sa.tuple_(columns.ms, columns.seq, columns.id)
             for i in range(0, 0 if dry_run else len(found), _PAGE):
-                some = place.in_(found[i : i + _PAGE])
-                connection.execute(sa.delete(DELIVERIES).where(some))
+                part = place.in_(found[i : i + _PAGE])
+                connection.execute(sa.delete(DELIVERIES).where(part))
         return len(found)
 
     def prune(self, now: float) -> None:
@@ -289,9 +289,9 @@ class Database:
         """Return those of the `ids` that are there, of the days that the journal may have."""
         # Partitions are left out by it: many more days are kept here.
         oldest = int((time() - self._config.journal_age) * 1000) - _DAY
-        some = DELIVERIES.c.id.in_(ids) & (DELIVERIES.c.ms >= oldest)
+        recent = DELIVERIES.c.id.in_(ids) & (DELIVERIES.c.ms >= oldest)
         with self.reading() as connection:
-            return set(connection.execute(sa.select(DELIVERIES.c.id).where(some)).scalars())
+            return set(connection.execute(sa.select(DELIVERIES.c.id).where(recent)).scalars())
 
     def size(self) -> tuple[int, int]:
         """Return how many deliveries there are, and the bytes that they take with their indexes."""

@@ -92,14 +92,14 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     """Remove all deliveries that have `text`, and the answers and late answers that do."""
     wanted = Text(text)
     journal = answers = late = archive = groups = 0
-    some: list[Entry] = []
+    found: list[Entry] = []
     if config.state:
         async with JournalStore.opened(config) as store:
             async with aclosing(store.entries(True)) as entries:
-                some = [replace(each, call=b"") async for each in entries if wanted.is_about(each)]
-            journal = len(some)
+                found = [replace(each, call=b"") async for each in entries if wanted.is_about(each)]
+            journal = len(found)
             if not dry_run:
-                journal = sum([await store.erase(entry) for entry in some])
+                journal = sum([await store.erase(entry) for entry in found])
             about = [each.id for each in await store.groups() if wanted.is_of(each.about)]
             groups = len(about)
             if not dry_run:
@@ -113,7 +113,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     if config.archive:
         from gateway.archive.database import Database
 
-        database, ids = Database(config), [entry.id for entry in some]
+        database, ids = Database(config), [entry.id for entry in found]
         archive = await asyncio.to_thread(database.erase, text, wanted.is_about, ids, dry_run)
     return Erased(journal, archive, answers, late, groups)
 

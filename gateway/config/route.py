@@ -265,10 +265,10 @@ class Route(TaskSettings):
         if outcome.state != SUCCESS:
             return None, self.runs_once
         try:
-            given = of_outcome(outcome, self.content_type)
+            answer = of_outcome(outcome, self.content_type)
         except RequestError:
             return None, True
-        return given, given.status in self.final_statuses
+        return answer, answer.status in self.final_statuses
 
     @cached_property
     def final_statuses(self) -> frozenset[int]:
@@ -301,5 +301,5 @@ def taking(routes: Iterable[Route], event: str) -> Iterable[Route]:
     def whole(route: Route) -> bool:
         return route.takes_event(event) or all(map(route.takes_event, names))
 
-    some = [route for route in routes if whole(route) or any(map(route.takes_event, names))]
-    return sorted(some, key=whole, reverse=True)
+    matching = [route for route in routes if whole(route) or any(map(route.takes_event, names))]
+    return sorted(matching, key=whole, reverse=True)

@@ -56,16 +56,16 @@ class Failures(Service):
             await self._notifier.stop()
 
     async def _keep_counting(self) -> None:
-        told = ""
+        logged = ""
         while True:
             found = 0
             try:
                 found = await self._count()
-                told = ""
+                logged = ""
             except GatewayError as exc:
-                if str(exc) != told:
+                if str(exc) != logged:
                     log.warning("failures cannot be counted, and wait in the journal: %s", exc)
-                    told = str(exc)
+                    logged = str(exc)
             if found < _MOST:
                 await asyncio.sleep(PAUSE)
 

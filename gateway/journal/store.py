@@ -421,8 +421,8 @@ class JournalStore:
 
     async def there(self, ids: Sequence[str]) -> set[str]:
         """Return those of the `ids` whose deliveries are in the journal."""
-        known = await self._run("EVAL", scripts.THERE, 0, self._keys.prefix, *ids)
-        return {each for each, is_there in zip(ids, known.decode(), strict=True) if is_there == "1"}
+        bits = await self._run("EVAL", scripts.THERE, 0, self._keys.prefix, *ids)
+        return {each for each, bit in zip(ids, bits.decode(), strict=True) if bit == "1"}
 
     async def erase(self, entry: Entry) -> bool:
         """Remove a delivery, which `entries` or `get` has returned; tell whether it was there."""
@@ -469,11 +469,11 @@ class JournalStore:
         """Return all groups, the one that has failed last first."""
         keys, found = self._keys, []
         for first in range(0, MOST, _GROUPS):
-            now, *some = await self._run(
+            now, *hashes = await self._run(
                 "EVAL", group_scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
             )
-            found += [group for flat in some if flat and (group := _group(flat, now))]
-            if len(some) < _GROUPS:
+            found += [group for flat in hashes if flat and (group := _group(flat, now))]
+            if len(hashes) < _GROUPS:
                 break
         return found
 
@@ -495,10 +495,10 @@ class JournalStore:
         ``share ROUTE`` is news where the failed ones pass `share`, with `LEAST` answers or more.
         """
         keys, numbers = self._keys, (("a", answered), ("f", failed))
-        given = [(kind, *pair) for kind, some in numbers for pair in some.items()]
+        triples = [(kind, *pair) for kind, by_route in numbers for pair in by_route.items()]
         flat = await self._run(
             "EVAL", group_scripts.RATES, 2, keys.rates, keys.news,
-            MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(given),
+            MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(triples),
         )  # fmt: skip
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return {route.decode(): (answered, failed) for route, answered, failed in rows}

@@ -279,10 +279,10 @@ class LateAnswers:
     async def _keep_looking(self) -> None:
         failed = ""
         while True:
-            some: list[Found] = []
+            due: list[Found] = []
             try:
-                some = await self._records.due()
-                await self._look(some)
+                due = await self._records.due()
+                await self._look(due)
                 failed = ""
             except (StateUnavailable, StoreError) as exc:
                 if (reason := str(exc.__cause__ or exc)) != failed:
@@ -291,16 +291,16 @@ class LateAnswers:
             now = monotonic()
             for task_id in [key for key, (until, _) in self._listening.items() if until <= now]:
                 self._forget(task_id)
-            if not some:
+            if not due:
                 await asyncio.sleep(_PAUSE)
 
-    async def _look(self, some: list[Found]) -> None:
+    async def _look(self, due: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
-        some = [found for found in some if found.record.task_id not in self._sending]
+        due = [found for found in due if found.record.task_id not in self._sending]
         held = Counter(self._sending.values())
         ready = [
             found
-            for found in some
+            for found in due
             if found.record.ready(found.now) and held[self._host(found.record)] < _HELD
         ]
         unread = [found.record.task_id for found in ready if found.record.message is None]
@@ -308,7 +308,7 @@ class LateAnswers:
             task_id: decode_result(payload)
             async for task_id, payload in self._results.stored(unread)
         }
-        for found in some:
+        for found in due:
             record = found.record
             sender = self._senders.get((record.route, record.key))
             terms = sender.terms if sender else states.GONE
@@ -316,9 +316,9 @@ class LateAnswers:
                 self._run(self._end(found, changed))
             elif found in ready:
                 outcome = outcomes.get(record.task_id)
-                known = record.message is not None or outcome is not None
+                has_ended = record.message is not None or outcome is not None
                 # Another look may have begun while this one asked for the result.
-                if known and record.task_id not in self._sending:
+                if has_ended and record.task_id not in self._sending:
                     self._sending[record.task_id] = self._host(record)
                     sending = self._run(self._send(found, outcome))
                     sending.add_done_callback(partial(self._sent, record.task_id))
@@ -372,16 +372,16 @@ class LateAnswers:
     ) -> tuple[Record, str | None]:
         """Return the message for a task's outcome, or how the record ends without one."""
         done = ended(outcome)
-        given, _ = route.read(outcome)
-        if given is None:
+        answer, _ = route.read(outcome)
+        if answer is None:
             error = done.error or done.state
             if route.redact:  # the text of an exception may have a value that is not kept
                 error = error.partition(": ")[0]
             return record.ended(FAILED, f"the task has no answer: {error}"), None
-        if given.status >= 300:
-            return record.ended(FAILED, f"the task's answer has the status {given.status}"), None
+        if answer.status >= 300:
+            return record.ended(FAILED, f"the task's answer has the status {answer.status}"), None
         try:
-            return record.ended(DROPPED), sender.message(given, record.values)
+            return record.ended(DROPPED), sender.message(answer, record.values)
         except (ResultUnusable, KeyError) as exc:
             return record.ended(FAILED, str(exc)), None
 

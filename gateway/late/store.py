@@ -97,9 +97,9 @@ class Records:
         # Later tries of the delivery may ask whether it was answered.
         life = self._kept if ended else record.expires - now + _AFTER
         due = "" if record.told else f"{record.due or now + LOOK:.6f}"
-        given = version, record.task_id, record.dump(), due, int(life * 1000)
+        arguments = version, record.task_id, record.dump(), due, int(life * 1000)
         keys = self._key(record.task_id), self._due
-        return bool(await self._run("EVAL", _SWAP, 2, *keys, *given))
+        return bool(await self._run("EVAL", _SWAP, 2, *keys, *arguments))
 
     async def get(self, task_id: str) -> Found | None:
         now, *found = await self._run("EVAL", _GET, 1, self._key(task_id))
@@ -107,8 +107,8 @@ class Records:
 
     async def due(self) -> list[Found]:
         """Return the records whose time for a look has come, and postpone their next one."""
-        given = _MOST, f"{LOOK:g}", self._key("")
-        now, *found = await self._run("EVAL", _DUE, 1, self._due, *given)
+        arguments = _MOST, f"{LOOK:g}", self._key("")
+        now, *found = await self._run("EVAL", _DUE, 1, self._due, *arguments)
         named = ((self._key(task_id.decode(errors="replace")), pair) for task_id, *pair in found)
         return [self._found(key, now, *pair) for key, pair in named]
 

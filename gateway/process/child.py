@@ -183,10 +183,10 @@ def receive(control: socket.socket) -> Start:
 def _exactly(control: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        some = control.recv(size - len(data))
-        if not some:
+        piece = control.recv(size - len(data))
+        if not piece:
             raise SystemExit("the parent has ended")
-        data += some
+        data += piece
     return data
 
 

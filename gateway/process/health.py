@@ -63,7 +63,7 @@ async def report(supervisor: Supervisor, manager: ServiceManager) -> None:
     watchdog is told as long as this loop runs and `alive` holds, as for ``/healthz``.
     """
     pause = min(PAUSE, manager.watchdog / 4 or PAUSE)
-    started, announced, since, told = False, False, monotonic(), ""
+    started, announced, since, reported = False, False, monotonic(), ""
     while True:
         answers = await ask(supervisor.children)
         if not started:
@@ -71,14 +71,14 @@ async def report(supervisor: Supervisor, manager: ServiceManager) -> None:
                 since = monotonic()
             elif ready(answers) or monotonic() - since > supervisor.config.confirm_timeout:
                 started = True
-        news = [] if (status := describe(answers)) == told else [f"STATUS={status}"]
+        news = [] if (status := describe(answers)) == reported else [f"STATUS={status}"]
         if started and not announced:
             news.append("READY=1")
         if manager.watchdog and alive(answers):
             news.append("WATCHDOG=1")
         # What could not be sent is sent again with the next report.
         if news and manager.tell(*news):
-            told, announced = status, started
+            reported, announced = status, started
         await asyncio.sleep(pause if started else STARTING)
 
 

@@ -102,9 +102,9 @@ class Worker:
         elif question == "active":
             self.running = [one for each in answer if (one := _running(each))]
         else:  # Celery adds attributes after a task's name
-            told = dict(_told(str(task)) for task in answer)
-            self.tasks = set(told)
-            self.parameters = {name: text for name, text in told.items() if text}
+            parameters = dict(_with_parameters(str(task)) for task in answer)
+            self.tasks = set(parameters)
+            self.parameters = {name: text for name, text in parameters.items() if text}
 
     @property
     def backend(self) -> str:
@@ -222,18 +222,18 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def _told(text: str) -> tuple[str, str]:
+def _with_parameters(text: str) -> tuple[str, str]:
     """Return a task's name and its parameters; empty: they are not told."""
     name, _, attributes = text.partition(" ")
     return name, attributes.partition(f"[{PARAMETERS}=")[2].removesuffix("]")
 
 
-def _running(said: Any) -> Running | None:
+def _running(task: Any) -> Running | None:
     """Read what a worker says of a task that runs; None: it is not in the expected form."""
-    if not isinstance(said, dict) or not isinstance(began := said.get("time_start"), int | float):
+    if not isinstance(task, dict) or not isinstance(began := task.get("time_start"), int | float):
         return None
-    task_id, task = str(said.get("id")), str(said.get("name"))
-    return Running(task_id, task, began, said.get("acknowledged") is not False)
+    task_id, name = str(task.get("id")), str(task.get("name"))
+    return Running(task_id, name, began, task.get("acknowledged") is not False)
 
 
 async def ask_over_redis(config: Config) -> Answers:

@@ -96,21 +96,21 @@ async def _ask(config: Config) -> Look:
 
 
 async def _ask_broker(url: str, config: Config) -> Look:
-    told = Broker(without_password(url))
-    found = Look(time(), [told])
+    state = Broker(without_password(url))
+    found = Look(time(), [state])
     try:
         async with asyncio.timeout(_PATIENCE), connected(url, config) as connection:
             about: Mapping[str, Any] = connection.server_properties or {}
-            told.about = f"{about.get('product', '')} {about.get('version', '')}".strip()
-            told.cluster = str(about.get("cluster_name", ""))
-            told.alarm = await blocked(connection)
-            if not told.alarm:  # it does not answer further questions
+            state.about = f"{about.get('product', '')} {about.get('version', '')}".strip()
+            state.cluster = str(about.get("cluster_name", ""))
+            state.alarm = await blocked(connection)
+            if not state.alarm:  # it does not answer further questions
                 await _inspect(connection, config, found)
     except TimeoutError:
-        told.problem = "" if told.about else "no answer in time"
+        state.problem = "" if state.about else "no answer in time"
         found.unasked = found.unasked or "they have not answered in time"
     except broker.ERRORS as exc:
-        told.problem = broker.describe(exc)
+        state.problem = broker.describe(exc)
     return found
 
 

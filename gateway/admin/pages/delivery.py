@@ -168,11 +168,11 @@ def edited(entry: Entry, text: str) -> bytes:
     if _request(args, kwargs):
         args[2] = text
     else:
-        given = json.loads(text)
-        nesting.check_levels(given, text)
-        if not isinstance(given, dict) or given.keys() != {"args", "kwargs"}:
+        value = json.loads(text)
+        nesting.check_levels(value, text)
+        if not isinstance(value, dict) or value.keys() != {"args", "kwargs"}:
             raise ValueError('write {"args": [...], "kwargs": {...}}')
-        args, kwargs = given["args"], given["kwargs"]
+        args, kwargs = value["args"], value["kwargs"]
         if not (isinstance(args, list) and isinstance(kwargs, dict)):
             raise ValueError("args is a list, and kwargs an object")
     return json.dumps([args, kwargs, embedded]).encode()
@@ -280,7 +280,7 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     url = f"{base}{path}" + (f"?{text}" if text else "")
     raw = isinstance(body, Mapping)  # bytes, as kombu's JSON has them
     data = "@-" if raw else str(body)
-    given = "".join(
+    lines = "".join(
         f" -H {_quoted(f'{name}: {value}')}"
         for name, value in headers.items()
         if name not in ("host", "content-length", "connection", "accept-encoding")
@@ -288,7 +288,7 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     pipe = f"echo {_quoted(str(body.get('__value__')))} | base64 -d | " if raw else ""
     kind = "--data-binary" if raw else "--data-raw"
     method = _quoted(entry.request.get("method", "POST"))
-    made = {"curl": f"{pipe}curl -X {method}{given} {kind} {_quoted(data)} {_quoted(url)}"}
+    made = {"curl": f"{pipe}curl -X {method}{lines} {kind} {_quoted(data)} {_quoted(url)}"}
     source = delivery.get("source", "")
     if source and not raw:
         event = f" --event {_quoted(delivery['event'])}" if delivery.get("event") else ""

@@ -91,10 +91,12 @@ class Overview(View):
         for each in self.known.gateways.differences:
             if each.wrong:
                 state, how = "differs", "not as this gateway"
-                state, how = ("lost", "lost") if each.kind == "lost" else (state, how)
-                told = Trouble(state, f"<b>{escape(each.gateway)}</b> is {how}")
-                told.why, told.link, told.go = f"{escape(each.text)}.", "#gateways", "See gateways"
-                found.append(told)
+                if each.kind == "lost":
+                    state = how = "lost"
+                trouble = Trouble(state, f"<b>{escape(each.gateway)}</b> is {how}")
+                trouble.why, trouble.link = f"{escape(each.text)}.", "#gateways"
+                trouble.go = "See gateways"
+                found.append(trouble)
         groups = await self._groups()
         found += groups
         for row in rows:
@@ -110,25 +112,25 @@ class Overview(View):
         found = []
         if untold:
             why = f"The last message could not be sent: {escape(untold.rstrip('.'))}."
-            told = Trouble("down", "<b>Nobody is told of failures</b>", why)
-            told.link, told.go = "failures", "Open failures"
-            found.append(told)
+            trouble = Trouble("down", "<b>Nobody is told of failures</b>", why)
+            trouble.link, trouble.go = "failures", "Open failures"
+            found.append(trouble)
         for group in groups:
             about, now = group.about, sum(group.hours[-2:])
             if now and group.state not in (MUTED, RESOLVED):
                 text = ": ".join(filter(None, (about.type, about.text))) or about.state
-                told = Trouble(about.state, f"<b>{escape(text)}</b> in {escape(about.route)}")
-                told.why = f"{number(now)} in the last two hours, {number(group.count)} in all."
-                told.since, told.hours = (group.again or group.first) / 1000, group.hours
-                told.link, told.go = f"failures/{group.id}", "Open the group"
-                found.append(told)
+                trouble = Trouble(about.state, f"<b>{escape(text)}</b> in {escape(about.route)}")
+                trouble.why = f"{number(now)} in the last two hours, {number(group.count)} in all."
+                trouble.since, trouble.hours = (group.again or group.first) / 1000, group.hours
+                trouble.link, trouble.go = f"failures/{group.id}", "Open the group"
+                found.append(trouble)
         return found
 
     def _chosen(self) -> list[Line]:
         """Return the lines of the chosen gateways; none: this one's history is shown."""
         name, gateways = self.get_query_argument("gateway", ""), self.known.gateways
-        some = [each for each in gateways.lines if name in (each.name, _ALL) and not each.lost]
-        return [] if name in ("", gateways.own.name) else some
+        lines = [each for each in gateways.lines if name in (each.name, _ALL) and not each.lost]
+        return [] if name in ("", gateways.own.name) else lines
 
     def _figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
         now = total(self.known.history.read("10m")[-60:])
@@ -178,13 +180,13 @@ def _shares(row: dict[str, Any], grouped: bool) -> Iterator[Trouble]:
     ):
         if many >= _FEW and many > _SHARE * last.received:
             share = f"{many / last.received:.0%}".replace("%", " %")
-            told = Trouble(state, f"<b>{share} of {escape(row['path'])}</b> {what}")
-            told.why = f"{number(many)} of {number(last.received)} in the last 10 minutes."
-            told.hours, told.link, told.go = row[state], "deliveries", "See them"
-            told.query = {"route": row["path"], **failures(last)}
+            trouble = Trouble(state, f"<b>{share} of {escape(row['path'])}</b> {what}")
+            trouble.why = f"{number(many)} of {number(last.received)} in the last 10 minutes."
+            trouble.hours, trouble.link, trouble.go = row[state], "deliveries", "See them"
+            trouble.query = {"route": row["path"], **failures(last)}
             if state == "refused":
-                told.link, told.go, told.query = "sources", "Why?", {"open": row["source"]}
-            yield told
+                trouble.link, trouble.go, trouble.query = "sources", "Why?", {"open": row["source"]}
+            yield trouble
 
 
 def summed(lines: Sequence[Line]) -> dict[str, Any]:

@@ -46,10 +46,10 @@ async def _redis(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {"url": without_password(config.state), "problem": ""}
     try:
         async with state_store.asking(config) as ask:
-            told = await ask("INFO")
+            answer = await ask("INFO")
     except GatewayError as exc:
         return {**found, "problem": str(exc)}
-    text = told.decode() if isinstance(told, bytes) else str(told)
+    text = answer.decode() if isinstance(answer, bytes) else str(answer)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     info = {name: value for name, _, value in pairs}
     product = "Valkey" if "valkey_version" in info else "Redis"

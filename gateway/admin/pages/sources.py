@@ -93,8 +93,8 @@ class Sources(View):
             state = "well" if received else "silent"
             if refused:
                 # Of those that are kept, the newest tells whether it is refused now.
-                told = [each for each in own if _signed(each) is not None]
-                bad = not _signed(told[0]) if told else refused == received
+                judged = [each for each in own if _signed(each) is not None]
+                bad = not _signed(judged[0]) if judged else refused == received
                 if bad:
                     state = "all refused" if refused >= received else "refused"
             last = next((e for e in own if e.state == REFUSED), None)

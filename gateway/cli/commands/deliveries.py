@@ -42,9 +42,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     for name, part in PARTS.items():
         default = getattr(Filter(), name)
         about = {"metavar": part.metavar, "default": default, "help": part.help}
-        wanted.add_argument(f"--{name}", type=_told(part.read), **about)
+        wanted.add_argument(f"--{name}", type=_argument(part.read), **about)
     group = argparse.ArgumentParser(add_help=False)
-    group.add_argument("group", metavar="GROUP", type=_told(read_group), help="a group's id")
+    group.add_argument("group", metavar="GROUP", type=_argument(read_group), help="a group's id")
     parents = {"wanted": [common, wanted], "group": [common, group], "": [common]}
     names = "list|show|watch|replay|groups|mute|resolve|erase"
     commands = parser.add_subparsers(metavar=names, required=True)
@@ -78,7 +78,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     command("groups", _groups, "failures in groups, the last one first")("--json", **lines)
     add = command("mute", _change_group, "tell nothing of a group for a while", "group")
     text = "2026-01-31T12:00Z, or 15m, 2h, 7d from now; 0s: no longer"
-    add("--until", metavar="TIME", type=_told(read_until), required=True, help=text)
+    add("--until", metavar="TIME", type=_argument(read_until), required=True, help=text)
     command(
         "resolve", _change_group, "say that a group does not fail any more", "group", until=None
     )
@@ -114,16 +114,16 @@ def _who() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _told(read: Callable[[str], Any]) -> Callable[[str], Any]:
+def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return a function for argparse, which tells the texts of no other error."""
 
-    def told(text: str) -> Any:
+    def argument(text: str) -> Any:
         try:
             return read(text)
         except ValueError as exc:
             raise argparse.ArgumentTypeError(str(exc)) from None
 
-    return told
+    return argument
 
 
 def _number(text: str) -> int:
@@ -268,8 +268,8 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         if not named and not arguments.yes and not _agreed("Replay", len(left)):
             print("gateway: nothing was replayed", file=sys.stderr)
             return 1
-        given = {k: getattr(arguments, k) for k in PARTS if getattr(arguments, k)}
-        audit.note(audit.REPLAY, _who(), ids=arguments.ids or None, **given)
+        filters = {k: getattr(arguments, k) for k in PARTS if getattr(arguments, k)}
+        audit.note(audit.REPLAY, _who(), ids=arguments.ids or None, **filters)
         return await _publish(config, left, arguments) or code
 
 
