@@ -158,7 +158,7 @@ class Replay:
     may_have_run: bool = False
 
 
-class Replays:
+class Replayer:
     """Replays deliveries, and writes that to the journal: none is replayed twice unnoticed.
 
     What is about to be published is written before, and whether it was taken, after. Where a
@@ -255,14 +255,14 @@ class Replays:
 
 
 @asynccontextmanager
-async def replaying(config: Config) -> AsyncIterator[Replays]:
+async def replaying(config: Config) -> AsyncIterator[Replayer]:
     """Connect to the journal's store and to the broker, and yield what replays deliveries."""
     async with JournalStore.opened(config) as store, publishing(config) as publish:
 
         async def publish_today(entry: Entry, task_id: str) -> None:
             await publish(aimed(config, entry), task_id)
 
-        yield Replays(store, publish_today)
+        yield Replayer(store, publish_today)
 
 
 # Which deliveries are replayed -------------------------------------------------------------------

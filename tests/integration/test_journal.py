@@ -20,7 +20,7 @@ from gateway.journal import writing
 from gateway.journal.entry import ACCEPTED, FAILED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import reading
-from gateway.journal.replay import Replays
+from gateway.journal.replay import Replayer
 from gateway.journal.store import Begun, JournalStore, Keys
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
@@ -162,7 +162,7 @@ async def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
         async with Expiring.opened(config) as store:
             while (chosen := await store.get("one")) is None:
                 await asyncio.sleep(0.01)
-            replay = await Replays(store, publish).run(chosen)
+            replay = await Replayer(store, publish).run(chosen)
             assert replay.problem == "it is not in the journal any more"
     assert published == []
     assert not client.exists(Keys(config).of("one"))

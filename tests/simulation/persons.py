@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError, NotConfirmed, RequestError
 from gateway.journal.entry import Entry
-from gateway.journal.replay import Publish, Replay, Replays, publishing
+from gateway.journal.replay import Publish, Replay, Replayer, publishing
 from gateway.journal.store import JournalStore
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.records import Published, Replayed
@@ -56,16 +56,16 @@ class Persons:
         config = self.world.config
         try:
             async with JournalStore.opened(config) as store, publishing(config) as publish:
-                replays = Replays(store, partial(self._publish, party, publish))
+                replayer = Replayer(store, partial(self._publish, party, publish))
                 newest = await _newest(store, rng.choice(NEWEST))
                 for entry in rng.sample(newest, min(2, len(newest))):
                     began = self.world.loop.time()
                     self.world.trace(party.name, f"replays {entry.id} ({entry.task_id})")
                     if entry.queue and rng.random() < 0.15:
                         whole = await store.get(entry.id)
-                        told = await replays.run_edited(whole, whole.call) if whole else None
+                        told = await replayer.run_edited(whole, whole.call) if whole else None
                     else:
-                        told = await replays.run(entry, again=rng.random() < 0.4)
+                        told = await replayer.run(entry, again=rng.random() < 0.4)
                     if told is not None:
                         self._note(party.name, began, told)
         except GatewayError as exc:

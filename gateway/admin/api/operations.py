@@ -83,9 +83,9 @@ async def replay_delivery(config: Config, wanted: schema.ReplayWanted) -> schema
         other = others[0][1]
         why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
         raise Refused(409, MAY_HAVE_RUN, why)
-    async with replaying(config) as replays:
+    async with replaying(config) as replayer:
         try:
-            begun = await replays.run(entry, wanted.again)
+            begun = await replayer.run(entry, wanted.again)
         except GatewayError as exc:
             raise Refused(503, "unavailable", f"it may have been replayed: {exc}") from exc
     if begun.problem:
@@ -169,9 +169,9 @@ async def _replay(
 ) -> list[schema.Replayed]:
     """Replay deliveries; return how that began, up to one for which a server did not answer."""
     done: list[schema.Replayed] = []
-    async with replaying(config) as replays:
+    async with replaying(config) as replayer:
         try:
-            async for begun in replays.run_all(chosen, again, rate):
+            async for begun in replayer.run_all(chosen, again, rate):
                 done.append(schema.Replayed.of(begun))
         except GatewayError as exc:  # what was replayed before has to be told
             problem = f"it may have been replayed: {exc}"

@@ -130,8 +130,8 @@ class Edit(View):
         if text == before:
             raise Refused(409, NOT_REPLAYED, "Nothing was edited: send it again as it was")
         self.audit(REPLAY, id=entry.id, edited=True)
-        async with replaying(self.config) as replays:
-            begun = await replays.run_edited(entry, call)
+        async with replaying(self.config) as replayer:
+            begun = await replayer.run_edited(entry, call)
         if begun.problem:
             raise Refused(503 if begun.unavailable else 409, NOT_REPLAYED, begun.problem)
         self.finish({"go": f"../{quote(begun.delivery_id, '')}"})

@@ -355,8 +355,8 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
         line = printed.as_json(known) if arguments.json else printed.shown(f"{delivery_id} {text}")
         print(line, flush=True)
 
-    async with replaying(config) as replays:
-        async for begun in replays.run_all(chosen, arguments.again, arguments.rate):
+    async with replaying(config) as replayer:
+        async for begun in replayer.run_all(chosen, arguments.again, arguments.rate):
             delivery_id, task_id, problem = begun.delivery_id, begun.task_id, begun.problem
             if problem:
                 text = f"{problem}: task {task_id}" if task_id else problem
@@ -368,7 +368,7 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
         async with aclosing(outcomes(config, list(taken), arguments.wait)) as ended:
             async for task_id, outcome in ended:
                 delivery_id, state = taken.pop(task_id), outcome.state
-                await replays.settle(delivery_id, task_id, outcome)
+                await replayer.settle(delivery_id, task_id, outcome)
                 text = printed.outcome_text(outcome)
                 tell(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
                 well = well and state == SUCCESS
