@@ -13,7 +13,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.iostream import StreamClosedError
 
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.operations import Refused
+from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import Delivery, Selected
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader, reading
@@ -43,7 +43,7 @@ class Changes(Guarded):
         self.needs_journal()
         wanted = self.parameters(Selected, {}).filter()
         if len(self._open) >= STREAMS:
-            raise Refused(503, "unavailable", f"{STREAMS} streams are open already")
+            raise APIError(503, "unavailable", f"{STREAMS} streams are open already")
         self._open.add(self)
         try:
             await self.served(self._stream(wanted))
@@ -54,7 +54,7 @@ class Changes(Guarded):
         except TimeoutError:
             log.warning("a stream's client does not read, and is disconnected")
             cast(HTTP1Connection, self.request.connection).close()
-        except Refused as exc:
+        except APIError as exc:
             if not self._headers_written:
                 raise
             # The client notices that the stream has ended, and comes again.

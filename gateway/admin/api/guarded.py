@@ -13,7 +13,7 @@ from pydantic import SecretStr, ValidationError
 from tornado.web import HTTPError, RequestHandler
 
 from gateway import audit
-from gateway.admin.api.operations import Refused
+from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import Parameters, Problem
 from gateway.config.pointers import glob
 from gateway.config.settings import Config
@@ -55,22 +55,22 @@ class Guarded(RequestHandler):
             self.needs("act" if changes else "view")
             if not is_plain(self.request.host_name):
                 why = "the proxy has to send the gateway's address as Host, and not a name"
-                raise Refused(403, "forbidden", why)
+                raise APIError(403, "forbidden", why)
             if changes:
                 self.refuse_foreign()
             return
         token = config.admin_token
         if token is None and config.admin_user_header:
             why = f"a trusted proxy has to send {config.admin_user_header}"
-            raise Refused(401, "unauthorized", why)
+            raise APIError(401, "unauthorized", why)
         if token is not None:
             if not self.authorized(token):
                 why = "send Authorization: Bearer and `admin_token`"
-                raise Refused(401, "unauthorized", why, WWW_Authenticate="Bearer")
+                raise APIError(401, "unauthorized", why, WWW_Authenticate="Bearer")
             return
         if not is_plain(self.request.host_name):
             # Otherwise another web page could have its own name lead to this address.
-            raise Refused(403, "forbidden", "without admin_token, ask by an address or localhost")
+            raise APIError(403, "forbidden", "without admin_token, ask by an address or localhost")
         self.refuse_foreign()
 
     def refuse_foreign(self) -> None:
@@ -80,7 +80,7 @@ class Guarded(RequestHandler):
         # A proxy may send another Host than that of the page; then the browser has told.
         other = origin is not None and urlsplit(origin).netloc != self.request.host
         if site in ("cross-site", "same-site") or (other and site != "same-origin"):
-            raise Refused(403, "forbidden", "another web page may not ask")
+            raise APIError(403, "forbidden", "another web page may not ask")
 
     def _named(self) -> str:
         """Return whom a trusted proxy has authenticated; "": nobody."""
@@ -92,7 +92,7 @@ class Guarded(RequestHandler):
         names = self.request.headers.get_list(header)
         if len(names) > 1:
             # One is the client's own, and a pattern may fit it, or both together.
-            raise Refused(403, "forbidden", f"the proxy has to remove {header} from what it gets")
+            raise APIError(403, "forbidden", f"the proxy has to remove {header} from what it gets")
         return names[0] if names else ""
 
     def may(self, role: str) -> bool:
@@ -104,7 +104,7 @@ class Guarded(RequestHandler):
 
     def needs(self, role: str) -> None:
         if not self.may(role):
-            raise Refused(403, "forbidden", f"{self.user} does not have the role {role}")
+            raise APIError(403, "forbidden", f"{self.user} does not have the role {role}")
 
     def authorized(self, token: SecretStr) -> bool:
         """Does the request show that its sender has the `token`?"""
@@ -113,22 +113,22 @@ class Guarded(RequestHandler):
 
     def needs_journal(self) -> None:
         if not self.config.journal:
-            raise Refused(404, "no-journal", "nothing is kept: set `journal`")
+            raise APIError(404, "no-journal", "nothing is kept: set `journal`")
 
     def parameters(self, model: type[P], path: dict[str, str]) -> P:
-        """Return the request's parameters; raises `Refused` where one is wrong."""
+        """Return the request's parameters; raises `APIError` where one is wrong."""
         given: dict[str, str] = dict(path)
         if "text" in self.request.query_arguments:  # by which a body could be guessed
             self.needs("bodies")
         for name in self.request.query_arguments:
             if name in path or len(self.get_query_arguments(name)) > 1:
-                raise Refused(400, "bad-request", f"{name}: give it once")
+                raise APIError(400, "bad-request", f"{name}: give it once")
             given[name] = self.get_query_argument(name)
         try:
             return model.model_validate(given)
         except ValidationError as exc:
             problems = (f"{each['loc'][0]}: {_text(each['msg'])}" for each in exc.errors())
-            raise Refused(400, "bad-request", "; ".join(problems)) from None
+            raise APIError(400, "bad-request", "; ".join(problems)) from None
 
     def audit(self, what: str, **about: object) -> None:
         """Note in the log who does this, and to what; empty values are left out."""
@@ -141,16 +141,16 @@ class Guarded(RequestHandler):
         try:
             await answer
         except GatewayError as exc:
-            raise Refused(503, "unavailable", str(exc)) from exc
+            raise APIError(503, "unavailable", str(exc)) from exc
 
     def log_exception(self, *exc_info: Any) -> None:
-        if not isinstance(exc_info[1], (Refused, HTTPError)):
+        if not isinstance(exc_info[1], (APIError, HTTPError)):
             log.error("a request of the API has failed", exc_info=exc_info)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         status, kind, detail = status_code, "internal", "see the gateway's log"
         error = kwargs.get("exc_info", (None, None))[1]
-        if isinstance(error, Refused):
+        if isinstance(error, APIError):
             status, kind, detail = error.status, error.type, str(error)
             for name, value in error.headers.items():
                 self.set_header(name, value)

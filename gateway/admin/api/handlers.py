@@ -14,7 +14,7 @@ from tornado.web import HTTPError, RequestHandler
 from gateway import __version__
 from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, Operation, Refused
+from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, APIError, Operation
 from gateway.admin.api.schema import Delivery, Problem, Selected
 from gateway.audit import LOOK
 from gateway.process.supervisor import Supervisor
@@ -87,7 +87,7 @@ class Call(Guarded):
             answer = await operation.run(subject, wanted)
         except asyncio.CancelledError:
             why = "the gateway ends; of a replay, the deliveries say what was published"
-            raise Refused(503, "unavailable", why) from None
+            raise APIError(503, "unavailable", why) from None
         self.set_header("Content-Type", "application/json")
         self.finish(answer.model_dump_json(by_alias=True))
 
@@ -105,7 +105,7 @@ class Unknown(Guarded):
 
     def prepare(self) -> None:
         super().prepare()
-        raise Refused(404, "not-found", f"see {DOCUMENT}")
+        raise APIError(404, "not-found", f"see {DOCUMENT}")
 
 
 @cache

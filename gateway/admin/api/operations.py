@@ -32,7 +32,7 @@ PATIENCE = 0.2
 NOT_REPLAYED, MAY_HAVE_RUN = "not-replayed", "may-have-run"
 
 
-class Refused(Exception):
+class APIError(Exception):
     """The request cannot be served; ``type``, ``status`` and ``headers`` are of its answer."""
 
     def __init__(self, status: int, type_: str, detail: str, **headers: str):
@@ -82,17 +82,17 @@ async def replay_delivery(config: Config, wanted: schema.ReplayWanted) -> schema
     if others:
         other = others[0][1]
         why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
-        raise Refused(409, MAY_HAVE_RUN, why)
+        raise APIError(409, MAY_HAVE_RUN, why)
     async with replaying(config) as replayer:
         try:
             begun = await replayer.run(entry, wanted.again)
         except GatewayError as exc:
-            raise Refused(503, "unavailable", f"it may have been replayed: {exc}") from exc
+            raise APIError(503, "unavailable", f"it may have been replayed: {exc}") from exc
     if begun.problem:
         why = f"{begun.problem}: task {begun.task_id}" if begun.task_id else begun.problem
         if begun.unavailable:
-            raise Refused(503, "unavailable", why)
-        raise Refused(409, MAY_HAVE_RUN if begun.may_have_run else NOT_REPLAYED, why)
+            raise APIError(503, "unavailable", why)
+        raise APIError(409, MAY_HAVE_RUN if begun.may_have_run else NOT_REPLAYED, why)
     return schema.Replayed.of(begun)
 
 
@@ -104,7 +104,7 @@ async def replay_deliveries(config: Config, wanted: schema.ReplaysWanted) -> sch
     """
     chosen = wanted.filter()
     if chosen == Filter():
-        raise Refused(400, "bad-request", "say which: give at least one filter, such as state")
+        raise APIError(400, "bad-request", "say which: give at least one filter, such as state")
     async with reading_journal(config) as reader:
         found, others = await choose(reader, chosen, wanted.again, wanted.after, wanted.to)
     # Nobody waits longer than a minute for an answer.
@@ -144,7 +144,7 @@ async def resolve_failures(config: Config, wanted: schema.OneGroup) -> schema.Do
 async def _change_group(config: Config, group: str, muted: datetime | None) -> schema.Done:
     async with JournalStore.opened(config) as store:
         if not await store.change_group(group, muted):
-            raise Refused(404, "not-found", "there is no such group")
+            raise APIError(404, "not-found", "there is no such group")
     return schema.Done()
 
 
@@ -159,7 +159,7 @@ async def test_notification(config: Config, wanted: schema.Nothing) -> schema.Do
     from gateway.failures.telling import send_test
 
     if config.notify is None:
-        raise Refused(404, "not-found", "there is no [notify] in the configuration")
+        raise APIError(404, "not-found", "there is no [notify] in the configuration")
     await send_test(config)
     return schema.Done()
 
@@ -183,7 +183,7 @@ async def _replay(
 async def _known(reader: Reader, delivery_id: str) -> Entry:
     entry = await reader.get(delivery_id)
     if entry is None:
-        raise Refused(404, "not-found", "there is no such delivery")
+        raise APIError(404, "not-found", "there is no such delivery")
     return entry
 
 
@@ -191,7 +191,7 @@ async def get_history(history: History, wanted: schema.HistoryWanted) -> schema.
     """Return rates, statuses and latencies of the past."""
     if wanted.route not in (ALL, OTHERS, *history.known):
         routes = ", ".join([*history.known, OTHERS])
-        raise Refused(404, "not-found", f"there is no such route; there are {routes}")
+        raise APIError(404, "not-found", f"there is no such route; there are {routes}")
     return schema.Past.of(wanted, history.read(wanted.range, wanted.route), history.routes)
 
 

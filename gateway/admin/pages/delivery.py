@@ -13,7 +13,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.web import stream_request_body
 
 from gateway import nesting
-from gateway.admin.api.operations import NOT_REPLAYED, Refused, replay_delivery
+from gateway.admin.api.operations import NOT_REPLAYED, APIError, replay_delivery
 from gateway.admin.api.schema import ReplayWanted
 from gateway.admin.pages.bodies import shown
 from gateway.admin.pages.view import View
@@ -111,7 +111,7 @@ class Edit(View):
         text, why = editable(entry), uneditable(self.config, entry)
         if why or text is None:
             why = why or "it is not text, or too long"
-            raise Refused(409, NOT_REPLAYED, f"It cannot be edited here: {why}.")
+            raise APIError(409, NOT_REPLAYED, f"It cannot be edited here: {why}.")
         return entry, text
 
     async def content(self, *path: str) -> dict[str, Any]:
@@ -126,14 +126,14 @@ class Edit(View):
             text = self._received.decode()
             call = edited(entry, text)
         except (ValueError, RecursionError) as exc:
-            raise Refused(400, "bad-request", f"It is not what the task takes: {exc}") from None
+            raise APIError(400, "bad-request", f"It is not what the task takes: {exc}") from None
         if text == before:
-            raise Refused(409, NOT_REPLAYED, "Nothing was edited: send it again as it was")
+            raise APIError(409, NOT_REPLAYED, "Nothing was edited: send it again as it was")
         self.audit(REPLAY, id=entry.id, edited=True)
         async with replaying(self.config) as replayer:
             begun = await replayer.run_edited(entry, call)
         if begun.problem:
-            raise Refused(503 if begun.unavailable else 409, NOT_REPLAYED, begun.problem)
+            raise APIError(503 if begun.unavailable else 409, NOT_REPLAYED, begun.problem)
         self.finish({"go": f"../{quote(begun.delivery_id, '')}"})
 
 

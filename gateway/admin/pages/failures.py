@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.admin.api import operations
-from gateway.admin.api.operations import Refused
+from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import MuteWanted, Nothing, OneGroup
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting, token
@@ -39,7 +39,8 @@ class Failures(View):
             raise GatewayError(problem)
         opened = next((each for each in groups if each.id == path[0]), None)
         if path[0] and opened is None:
-            raise Refused(404, "not-found", "There is no such group of failures, or none any more.")
+            why = "There is no such group of failures, or none any more."
+            raise APIError(404, "not-found", why)
         found, began = [], ""
         if opened:
             async with reading(self.config) as reader:

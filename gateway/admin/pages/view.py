@@ -19,7 +19,7 @@ from tornado.web import HTTPError
 
 from gateway import __version__
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.operations import Refused
+from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import One
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import FRESH, Asked
@@ -162,18 +162,18 @@ class View(Guarded):
         self.known = known
 
     async def content(self, *path: str) -> dict[str, Any]:
-        """Return the variables of the template; raises `Refused`, or `GatewayError` for a 503."""
+        """Return the variables of the template; raises `APIError`, or `GatewayError` for a 503."""
         raise HTTPError(405)  # what is not shown takes `allowed` only
 
     async def delivery(self, delivery_id: str, reader: Reader | None = None) -> Entry:
-        """Return a delivery by its id; raises `Refused` where there is none."""
+        """Return a delivery by its id; raises `APIError` where there is none."""
         if reader is None:
             wanted = self.parameters(One, {"id": delivery_id})
             async with reading(self.config) as opened:
                 return await self.delivery(wanted.id, opened)
         if (entry := await reader.get(delivery_id)) is None:
             why = "; ".join(["There is no such delivery, or none any more", *reader.problems])
-            raise Refused(404, "not-found", f"{why}.")
+            raise APIError(404, "not-found", f"{why}.")
         return entry
 
     async def newest(self, wanted: Filter, most: int, seconds: float) -> tuple[list[Entry], str]:
@@ -229,7 +229,7 @@ class View(Guarded):
         else:
             self.refuse_foreign()
             if _OWN not in headers:
-                raise Refused(403, "forbidden", f"the page sends {_OWN}")
+                raise APIError(403, "forbidden", f"the page sends {_OWN}")
         super().prepare()
 
     def authorized(self, token: SecretStr) -> bool:
@@ -283,7 +283,7 @@ class View(Guarded):
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None))[1]
         status, detail = status_code, getattr(error, "log_message", None) or ""
-        if isinstance(error, Refused):
+        if isinstance(error, APIError):
             status, detail = error.status, str(error)
         elif status == 500:
             detail = "The gateway's log has more."
@@ -291,7 +291,7 @@ class View(Guarded):
         if status == 405:
             self.set_header("Allow", self.allowed)
         if self.request.method == "POST":
-            kind = error.type if isinstance(error, Refused) else ""
+            kind = error.type if isinstance(error, APIError) else ""
             self.finish({"type": kind, "detail": detail})
             return
         template = "locked.html" if status == 401 else "error.html"
@@ -304,7 +304,7 @@ class Session(View):
     allowed = "POST"
 
     async def content(self, *path: str) -> dict[str, Any]:
-        raise Refused(405, "method-not-allowed", "POST only")
+        raise APIError(405, "method-not-allowed", "POST only")
 
     async def act(self, *path: str) -> None:
         token = self.config.admin_token
@@ -325,7 +325,7 @@ class File(View):
     async def get(self, *path: str) -> None:
         file = Path(path[0])
         if not (_HERE / "static" / file).is_file():
-            raise Refused(404, "not-found", "there is no such file")
+            raise APIError(404, "not-found", "there is no such file")
         content, digest = _static(path[0])
         self.set_header("Content-Type", f"{self._TYPES[file.suffix]}; charset=utf-8")
         # Pages name the digest, so that a browser asks for each version once only.
@@ -340,4 +340,4 @@ class Unknown(View):
     """Answers what the pages do not have."""
 
     async def content(self, *path: str) -> dict[str, Any]:
-        raise Refused(404, "not-found", "There is no such page.")
+        raise APIError(404, "not-found", "There is no such page.")
