@@ -67,7 +67,7 @@ def derived_id(*parts: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
+class MessageOptions:
     """What Celery calls options, as far as all messages of a route share them.
 
     With an ``exchange`` a message's ``queue`` is its routing key there; without one it goes to
@@ -83,7 +83,7 @@ class Options:
     track_started: bool = False
 
 
-DEFAULTS = Options()
+DEFAULTS = MessageOptions()
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Message:
     eta: float | None = None
     priority: int | None = None
     extra: dict[str, str] | None = None
-    options: Options = DEFAULTS
+    options: MessageOptions = DEFAULTS
     redacted: Sequence[str] = ()
 
     @property
@@ -135,7 +135,7 @@ class Message:
         return headers
 
 
-def common_headers(task: str, options: Options = DEFAULTS) -> dict[str, Any]:
+def common_headers(task: str, options: MessageOptions = DEFAULTS) -> dict[str, Any]:
     """Return the headers that all messages for `task` with `options` have.
 
     The reprs are empty because they would cost more time than all other headers together;

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 
-from gateway.celery_message import Message, Options, embedding, encode_body, encode_call
+from gateway.celery_message import Message, MessageOptions, embedding, encode_body, encode_call
 from gateway.config import dynamic as dynamic_queues
 from gateway.config import pointers
 from gateway.config.pointers import KEY, Pointer, pointing
@@ -294,8 +294,8 @@ class TaskSettings(Model):
         return bool(self.message_headers) or any(each is not None for each in some)
 
     @cached_property
-    def _options(self) -> Options:
-        return Options(
+    def _options(self) -> MessageOptions:
+        return MessageOptions(
             exchange=self.exchange or "",
             time_limit=self.time_limit,
             soft_time_limit=self.soft_time_limit,
@@ -304,7 +304,7 @@ class TaskSettings(Model):
         )
 
     @cached_property
-    def _tracked(self) -> Options:
+    def _tracked(self) -> MessageOptions:
         return replace(self._options, track_started=not self.ignore_result)
 
     @cached_property

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple
 
-from gateway.celery_message import DEFAULTS, Message, Options
+from gateway.celery_message import DEFAULTS, Message, MessageOptions
 from gateway.clock import time
 from gateway.delivery import identity_digest
 from gateway.outcome import FAILURE, SUCCESS, Outcome
@@ -177,7 +177,7 @@ class Entry:
             priority=priority,
             extra=extra,
             # Whoever replays a delivery wants to see what becomes of it, and now.
-            options=Options(**{**own, "ignore_result": False, "delayed": False}),
+            options=MessageOptions(**{**own, "ignore_result": False, "delayed": False}),
         )
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
@@ -248,7 +248,7 @@ def iso_now() -> str:
 
 
 @cache
-def _own(options: Options) -> dict[str, Any]:
+def _own(options: MessageOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if value != _DEFAULTS[name]}
 
 

@@ -22,7 +22,7 @@ from uuid import UUID
 import pika
 from pika import spec
 
-from gateway.celery_message import Message, Options
+from gateway.celery_message import Message, MessageOptions
 from tests.simulation import faults, greenlets, redis_model, seams
 
 greenlets.install()
@@ -270,7 +270,7 @@ class CeleryWorld(World):
         message = Message(
             task_id, name, QUEUE, body, {"id": "d", "store": rng.random() < 0.3},
             expires=seams.EPOCH - 9 if expired else None,
-            options=Options(
+            options=MessageOptions(
                 ignore_result=not reply and rng.random() < 0.1, track_started=rng.random() < 0.1
             ),
         )  # fmt: skip
