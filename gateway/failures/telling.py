@@ -46,13 +46,13 @@ _MOST = 500  # news of one message
 _TRIES = (1.0, 4.0)  # seconds after which a message is sent again
 _WORDS = {"new": "new", "again": "again, after it was resolved", "grown": "ten times as many"}
 #: Bytes of a chat's message: WeCom takes 2,048.
-MOST = 2_000
+CHAT_BYTES = 2_000
 _ANSWER, _SAID = 64 * 1024, 200  # bytes that are read of an answer, characters that are shown
 _MOST_TIME = 10.0  # seconds for a message
 
 
-class Message(NamedTuple):
-    """A message: ``lines`` are for people, ``body`` is JSON for programs."""
+class Notice(NamedTuple):
+    """A message about failures: ``lines`` are for people, ``body`` is JSON for programs."""
 
     id: str
     title: str
@@ -65,14 +65,14 @@ class Message(NamedTuple):
         text, left = self.title, len(self.lines)
         for line in self.lines:
             more = f"{text}\n- {line}"
-            if len(more.encode(errors="replace")) > MOST - 30:
+            if len(more.encode(errors="replace")) > CHAT_BYTES - 30:
                 return f"{text}\n... and {left} more"
             text, left = more, left - 1
         return text
 
 
-class Sender:
-    """Sends messages as `[notify]` says; its errors have neither the URL nor the secret."""
+class Messenger:
+    """Sends notices as `[notify]` says; its errors have neither the URL nor the secret."""
 
     def __init__(self, notify: Notify):
         self._notify = notify
@@ -83,32 +83,32 @@ class Sender:
     def close(self) -> None:
         self._client.close()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, notice: Notice) -> None:
         """Send a message once. Raises `GatewayError` where it was not taken, or may not be."""
         try:
             async with asyncio.timeout(_MOST_TIME):
-                await self._send(message)
+                await self._send(notice)
         except TimeoutError as exc:
             kind, seconds = self._notify.kind, f"{_MOST_TIME:g} s"
             raise GatewayError(f"{kind}: the message is not taken within {seconds}") from exc
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, notice: Notice) -> None:
         if self._notify.kind == "email":
-            await self._mail(message)
+            await self._mail(notice)
             return
-        url, headers, body = self._request(message)
+        url, headers, body = self._request(notice)
         answer = await self._client.fetch("POST", url, {**headers, "Content-Type": JSON}, body)
         if problem := self._problem(answer):
             raise GatewayError(problem)
 
-    def _request(self, message: Message) -> tuple[str, dict[str, str], bytes]:
+    def _request(self, notice: Notice) -> tuple[str, dict[str, str], bytes]:
         kind, url = self._notify.kind, self._url
         if kind == "webhook":
-            draft = Draft(message.body.encode(), url, time(), identity=message.id)
+            draft = Draft(notice.body.encode(), url, time(), identity=notice.id)
             signed = self._notify.signer.sign(draft)
             return url, signed.headers, signed.body
         if kind == "slack":
-            text = message.text
+            text = notice.text
             for character, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
                 text = text.replace(character, escaped)
             return url, {}, _encoded({"text": text})
@@ -117,7 +117,7 @@ class Sender:
             key = self._notify.key.encode()
             sign = b64encode(digest(key, stamp.encode() + b"\n" + key, "sha256")).decode()
             url += f"{'&' if '?' in url else '?'}{urlencode({'timestamp': stamp, 'sign': sign})}"
-        return url, {}, _encoded({"msgtype": "text", "text": {"content": message.text}})
+        return url, {}, _encoded({"msgtype": "text", "text": {"content": notice.text}})
 
     def _problem(self, answer: Response) -> str:
         """Return why an answer means that the message was not taken; empty: it was."""
@@ -133,13 +133,13 @@ class Sender:
                 return f"{self._notify.kind} does not take it: {said}"
         return ""
 
-    async def _mail(self, message: Message) -> None:
+    async def _mail(self, notice: Notice) -> None:
         problems: list[Exception] = []
         line = _Line()
 
         def send() -> None:
             try:
-                _send_mail(self._url, self._notify.key, message, line)
+                _send_mail(self._url, self._notify.key, notice, line)
             except (OSError, ValueError, smtplib.SMTPException) as exc:
                 problems.append(exc)
 
@@ -183,13 +183,13 @@ class _SecureServer(_Server, smtplib.SMTP_SSL):
     """The same with TLS from the beginning."""
 
 
-def _send_mail(url: str, password: str, message: Message, line: _Line) -> None:
+def _send_mail(url: str, password: str, notice: Notice, line: _Line) -> None:
     parts = urlsplit(url)
     query, user = parse_qs(parts.query), unquote(parts.username or "")
     mail = EmailMessage()
-    mail["Subject"], mail["From"], mail["To"] = message.title, query["from"][0], query["to"]
-    mail["Message-ID"] = f"<{message.id}@celery-gateway>"
-    mail.set_content("\n".join([message.title, "", *(f"- {line}" for line in message.lines)]))
+    mail["Subject"], mail["From"], mail["To"] = notice.title, query["from"][0], query["to"]
+    mail["Message-ID"] = f"<{notice.id}@celery-gateway>"
+    mail.set_content("\n".join([notice.title, "", *(f"- {line}" for line in notice.lines)]))
     host, context = parts.hostname or "", ssl.create_default_context()
     server: smtplib.SMTP
     if parts.scheme == "smtps":
@@ -249,13 +249,13 @@ class Notifier:
     def __init__(self, config: Config, store: JournalStore, metrics: Metrics):
         assert config.notify is not None  # or there is no notifier
         self._every = config.notify.every
-        self._sender = Sender(config.notify)
+        self._messenger = Messenger(config.notify)
         self._store, self._metrics = store, metrics
         self._task: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
         await background.stop(self._task)
-        self._sender.close()
+        self._messenger.close()
 
     def tell(self) -> None:
         """Begin to tell what there is, unless that is under way."""
@@ -273,7 +273,7 @@ class Notifier:
                 return
             problem = ""
             try:
-                await self._send(message(news))
+                await self._send(notice_of(news))
             except GatewayError as exc:
                 self._metrics.add(FAILED)
                 log.warning("a message about failures cannot be sent: %s", exc)
@@ -294,17 +294,17 @@ class Notifier:
                 found.append(News(kind, groups[name]))
         return found
 
-    async def _send(self, what: Message) -> None:
+    async def _send(self, notice: Notice) -> None:
         for pause in _TRIES:
             try:
-                return await self._sender.send(what)
+                return await self._messenger.send(notice)
             except GatewayError as exc:
                 log.debug("a message about failures is sent again: %s", exc)
                 await asyncio.sleep(pause)
-        await self._sender.send(what)
+        await self._messenger.send(notice)
 
 
-def message(news: Sequence[News]) -> Message:
+def notice_of(news: Sequence[News]) -> Notice:
     """Return the message with these `news`; without any it is a test."""
     title = f"celery-gateway on {socket.gethostname()}: "
     title += f"{len(news)} news of failures" if news else "this is a test"
@@ -312,15 +312,15 @@ def message(news: Sequence[News]) -> Message:
     sent = datetime.fromtimestamp(time(), UTC).isoformat(timespec="milliseconds")
     kind = "gateway.failures" if news else "gateway.test"
     body = json.dumps({"type": kind, "timestamp": sent, "data": about})
-    return Message(secrets.token_hex(16), title, [str(each) for each in news], body)
+    return Notice(secrets.token_hex(16), title, [str(each) for each in news], body)
 
 
 async def send_test(config: Config) -> None:
     """Send a test to whom `[notify]` names, once; raises `GatewayError`."""
     if config.notify is None:
         raise GatewayError("there is no [notify] in this configuration")
-    sender = Sender(config.notify)
+    messenger = Messenger(config.notify)
     try:
-        await sender.send(message([]))
+        await messenger.send(notice_of([]))
     finally:
-        sender.close()
+        messenger.close()

@@ -28,7 +28,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.failures import counting, telling
 from gateway.failures.counting import Failures
-from gateway.failures.telling import MOST, Message, Sender
+from gateway.failures.telling import CHAT_BYTES, Messenger, Notice
 from gateway.journal.entry import FAILED
 from gateway.journal.store import JournalStore, Keys
 from gateway.metrics import Metrics
@@ -37,7 +37,7 @@ from tests.support.certificates import Certificates
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
-WHOLE = Message("id1", "A title", ["<one> & two", "three"], '{"type": "gateway.test"}')
+WHOLE = Notice("id1", "A title", ["<one> & two", "three"], '{"type": "gateway.test"}')
 
 
 class Recorder(HTTPServer):
@@ -78,13 +78,13 @@ def notify(kind: str, url: str, **more: Any) -> Config:
     return Config(strategy="pika", state_url="redis://127.0.0.1:1", journal=10, notify=table)
 
 
-async def sent(config: Config, message: Message = WHOLE) -> None:
+async def sent(config: Config, notice: Notice = WHOLE) -> None:
     assert config.notify is not None
-    sender = Sender(config.notify)
+    messenger = Messenger(config.notify)
     try:
-        await sender.send(message)
+        await messenger.send(notice)
     finally:
-        sender.close()
+        messenger.close()
 
 
 async def test_each_kind_gets_what_it_takes():
@@ -147,8 +147,8 @@ def test_without_a_table_no_test_is_sent():
 
 
 def test_a_long_message_says_how_many_more_there_are():
-    text = Message("id", "title", ["ü" * 100] * 50, "").text
-    assert len(text.encode()) <= MOST
+    text = Notice("id", "title", ["ü" * 100] * 50, "").text
+    assert len(text.encode()) <= CHAT_BYTES
     assert text.endswith("... and 41 more")
 
 
