@@ -353,7 +353,7 @@ class Follower(Service):
         for delivery_id, task_id in due:
             deliveries.setdefault(task_id, []).append(delivery_id)
         async for task_id, payload in self._results.stored([*deliveries]):
-            if (found := read(payload)) is not None:
+            if (found := end_of(payload)) is not None:
                 for delivery_id in deliveries[task_id]:
                     reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, found))
                     reply.add_done_callback(partial(self._settled, found.state))
@@ -368,7 +368,7 @@ class Follower(Service):
             self._metrics.count(LATE, state, answer.decode())
 
 
-def read(payload: bytes | int) -> End | None:
+def end_of(payload: bytes | int) -> End | None:
     """Return what became of a delivery's task, from its stored result.
 
     None: a worker has not begun the task yet, or will try again.
@@ -380,7 +380,7 @@ def read(payload: bytes | int) -> End | None:
     return ended(outcome)
 
 
-PAUSE = 10.0  # seconds between two queries
+TRIM_PAUSE = 10.0  # seconds between two queries
 _TRIMMED = 200  # deliveries that are removed at once
 
 
@@ -421,4 +421,4 @@ class SizeWatch(Service):
                 # Only a debug line: whoever writes to the journal logs its errors.
                 log.debug("the size of the journal cannot be queried: %s", exc)
             if removed < _TRIMMED:
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(TRIM_PAUSE)

@@ -21,7 +21,7 @@ from celery import Celery
 from appserver.settings import settings
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
-from gateway.cli.checks.stores import another
+from gateway.cli.checks.stores import what_answers
 from gateway.config.settings import TLS, Config
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.errors import BrokerUnavailable, Unroutable
@@ -211,9 +211,9 @@ def test_check_says_what_answers_in_place_of_a_server(broker, start, stack):
     ]
     for url, scheme, answer in some:
         port = urlsplit(url).port
-        found = asyncio.run(another(f"{scheme}://127.0.0.1:{port}/0"))
+        found = asyncio.run(what_answers(f"{scheme}://127.0.0.1:{port}/0"))
         assert found == (answer and f"; {answer}"), (url, scheme)
-    assert asyncio.run(another(f"amqp://127.0.0.1:{free_port()}//")) == ""
+    assert asyncio.run(what_answers(f"amqp://127.0.0.1:{free_port()}//")) == ""
     at = f"redis://127.0.0.1:{urlsplit(nginx.url).port}/0"
     checked = check(*servers_at(broker.url, at))
     assert "; what answers there is a web server; start it, or" in checked.of("results").text

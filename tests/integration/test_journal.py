@@ -171,7 +171,7 @@ async def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
 async def test_what_is_too_old_is_removed_though_no_results_are_followed(
     unfollowed, metrics, client, monkeypatch
 ):
-    monkeypatch.setattr(writing, "PAUSE", 0.02)
+    monkeypatch.setattr(writing, "TRIM_PAUSE", 0.02)
     monkeypatch.setattr(writing, "_TRIMMED", 3)
     config, keys = unfollowed.model_copy(update={"journal_age": 0.001}), Keys(unfollowed)
 

@@ -69,9 +69,10 @@ async def _try_broker(url: str, config: Config, deadline: float) -> Finding:
             alarm = await blocked(connection)
             about: dict[str, Any] = connection.server_properties or {}
     except TimeoutError:
-        return fail(name, f"no answer within {LIMIT:g} s{await stores.another(url)}", _AWAY)
+        return fail(name, f"no answer within {LIMIT:g} s{await stores.what_answers(url)}", _AWAY)
     except broker.ERRORS as exc:
-        return fail(name, f"{broker.describe(exc)}{await stores.another(url)}", _remedy(url, exc))
+        problem = f"{broker.describe(exc)}{await stores.what_answers(url)}"
+        return fail(name, problem, _remedy(url, exc))
     if alarm:
         return _alarm(name, alarm)
     return ok(name, f"{about.get('product', 'Unknown')} {about.get('version', '')}")

@@ -39,7 +39,7 @@ async def check(
     found += worker_settings.untold(answers)
     replies_expected = config.strategy_info.replies
     others = worker_settings.other_servers(config, settings)
-    same = await worker_settings.compare(config, others.values()) if config.results else {}
+    same = await worker_settings.same_servers(config, others.values()) if config.results else {}
     unsafe = [
         name
         for name, server in others.items()
@@ -62,7 +62,7 @@ async def judge(config: Config, answers: Answers) -> list[Finding]:
     """Return findings about results without a trial."""
     settings = worker_settings.of(answers)
     others = worker_settings.other_servers(config, settings)
-    same = await worker_settings.compare(config, others.values())
+    same = await worker_settings.same_servers(config, others.values())
     return [
         *worker_settings.untold(answers),
         *worker_settings.forms(config, settings),

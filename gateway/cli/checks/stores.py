@@ -72,7 +72,7 @@ _ANSWERS = {b"HTTP": "http", b"AMQP": "amqp", b"-": "redis", b"\x15\x03": "tls"}
 _NAMES = {"http": "a web server", "amqp": "an AMQP broker", "redis": "a Redis"}
 
 
-async def another(url: str) -> str:
+async def what_answers(url: str) -> str:
     """Return what answers at `url` in place of such a server, as a clause; empty: not known."""
     parts = urlsplit(url)
     try:
@@ -273,12 +273,12 @@ async def asking(
         async with asyncio.timeout(LIMIT), connection as client:
             yield client
     except TimeoutError:
-        problem = f"no answer within {LIMIT:g} s{await another(url)}"
+        problem = f"no answer within {LIMIT:g} s{await what_answers(url)}"
         found.append(fail(name, problem, f"start it, or correct {setting}"))
     except (RedisError, StoreError, OSError) as exc:
         # Sentinel's error continues with a list of all settings.
         kind, said = type(exc).__name__, server.described(exc).partition(" : <")[0]
         known = f"{kind}: {said}"
         remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, known))
-        said += await another(url)
+        said += await what_answers(url)
         found.append(fail(name, said, remedy.format(setting)))

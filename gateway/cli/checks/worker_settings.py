@@ -42,7 +42,7 @@ _PATIENCE = 0.8  # seconds
 Server = tuple[str, int]
 
 
-async def compare(config: Config, servers: Iterable[Server]) -> dict[Server, bool | None]:
+async def same_servers(config: Config, servers: Iterable[Server]) -> dict[Server, bool | None]:
     """Return for each of the `servers` whether it is the gateway's result store.
 
     None: the server cannot be reached from here, or needs a password. The gateway's password is not

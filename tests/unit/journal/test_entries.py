@@ -9,7 +9,7 @@ import pytest
 
 from gateway.journal.entry import End, Entry
 from gateway.journal.filter import Filter
-from gateway.journal.writing import read
+from gateway.journal.writing import end_of
 
 
 def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, Any]:
@@ -40,11 +40,11 @@ def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, A
     ],
 )  # fmt: skip
 def test_the_state_of_a_result(stored: dict[str, Any], end: End | None):
-    assert read(json.dumps(stored).encode()) == end
+    assert end_of(json.dumps(stored).encode()) == end
 
 
 def test_a_result_that_is_no_json_is_a_failure():
-    assert read(b"\x80pickle") == End("failed", "no JSON result (UnicodeDecodeError)")
+    assert end_of(b"\x80pickle") == End("failed", "no JSON result (UnicodeDecodeError)")
 
 
 def entry(**values: Any) -> Entry:
