@@ -38,7 +38,7 @@ _PLACES = 1_000  # deliveries that are found by one query
 _NEWEST, _FEW, _BUDGET = 10_000, 500, 0.2
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
-_READ, _CALLS = 200, 20  # deliveries that are read at once; with their calls
+_ROWS, _CALLS = 200, 20  # deliveries that are read at once; with their calls
 _REMOVED = 5_000  # deliveries that are removed at once, where there are no partitions
 
 
@@ -135,14 +135,15 @@ class Database:
     def pages(self, wanted: Filter, before: str) -> Generator[list[Entry], None, None]:
         """Yield those that `wanted` takes, the newest first, with their calls if it has a text."""
         columns, calls = DELIVERIES.c, bool(wanted.text)
-        read = [each for each in columns if calls or each.name != "call"]
-        number = _CALLS if calls else _READ
+        needed = [each for each in columns if calls or each.name != "call"]
+        number = _CALLS if calls else _ROWS
         with self.reading() as connection:
             for places in self.places(connection, wanted, before):
                 for i in range(0, len(places), number):
                     part = places[i : i + number]
                     near = columns.ms.between(part[-1].ms, part[0].ms)
-                    query = sa.select(*read).where(near, columns.id.in_([each.id for each in part]))
+                    named = columns.id.in_([each.id for each in part])
+                    query = sa.select(*needed).where(near, named)
                     query = query.order_by(columns.ms.desc(), columns.seq.desc())
                     entries = [entry(each, calls) for each in connection.execute(query)]
                     yield [each for each in entries if wanted.takes(each)]

@@ -58,7 +58,7 @@ class Routes(View):
         found: list[Entry] = []
         if opened in answers:
             since = datetime.fromtimestamp(time(), UTC) - _AGE
-            found, _ = await self.newest(Filter(route=opened, since=since), _NEWEST, PATIENCE)
+            found, _ = await self.latest(Filter(route=opened, since=since), _NEWEST, PATIENCE)
         return {
             "in_force": in_force, "look": look, "opened": opened, "rows": rows,
             "stages": stages(config, found), "started": STARTED,

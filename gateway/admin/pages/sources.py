@@ -83,7 +83,7 @@ class Sources(View):
         counted = Counted(self.supervisor)
         unverified, answers = counted.unverified(), counted.answers()
         end = monotonic() + 2 * _BUDGET
-        found, problem = await self.newest(Filter(), _LOOKED, _BUDGET)
+        found, problem = await self.latest(Filter(), _LOOKED, _BUDGET)
         rows, begun = [], self.known.starts
         for name, options in self.config.sources.items():
             paths = list(dict.fromkeys(r.path for r in self.config.routes if r.source == name))
@@ -101,7 +101,7 @@ class Sources(View):
             good = _time([e for e in own if _signed(e)])
             wrong = next((e for e in own if _signed(e) is False), None)
             if last and not good and monotonic() < end:
-                older, trouble = await self.newest(Filter(source=name, state=_TAKEN), 1, _BUDGET)
+                older, trouble = await self.latest(Filter(source=name, state=_TAKEN), 1, _BUDGET)
                 good, problem = _time(older), problem or trouble
             kinds = sorted(unverified[name].items(), key=lambda kind: -kind[1])
             why = NEXT.get(_type(last), "") if last else ""

@@ -176,7 +176,7 @@ class View(Guarded):
             raise APIError(404, "not-found", f"{why}.")
         return entry
 
-    async def newest(self, wanted: Filter, most: int, seconds: float) -> tuple[list[Entry], str]:
+    async def latest(self, wanted: Filter, most: int, seconds: float) -> tuple[list[Entry], str]:
         """Return the newest deliveries that are found in this time, and why they are not all read.
 
         The text is empty where they could be read.
