@@ -43,7 +43,7 @@ MAX_ANSWER = 128 * 1024
 
 
 @dataclass(slots=True)
-class Known:
+class KnownKey:
     """What is known about a key: its ``value``, and when that was fetched and last tried."""
 
     value: Any = None
@@ -61,7 +61,7 @@ class FetchedKeys(Service):
     def __init__(self, needed: Iterable[KeyRequest], client: HttpClient | None = None):
         # A company's own keys may be at a private address; nothing in a request chooses the host.
         self._needed, self._client = list(needed), client or HttpClient(MAX_ANSWER, public=False)
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownKey] = {}
         self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
         self._all, self._shares = Allowance(BURST, REFILL), Allowance(SHARE, SHARE_REFILL)
         self._token, self._token_until = "", 0.0
@@ -80,7 +80,7 @@ class FetchedKeys(Service):
 
     def get(self, wanted: KeyRequest, newer: bool = False) -> Any:
         """Return what was fetched; see `gateway.sources.base.KeyStore`."""
-        about, now = self._known.get(wanted.url) or Known(), monotonic()
+        about, now = self._known.get(wanted.url) or KnownKey(), monotonic()
         age = now - about.fetched
         if age > FRESH or (newer and age > PAUSE):
             about = self._ask(wanted)
@@ -90,7 +90,7 @@ class FetchedKeys(Service):
             raise Unverified("The sender has no such public key.")
         raise KeyNotKnown
 
-    def _ask(self, wanted: KeyRequest) -> Known:
+    def _ask(self, wanted: KeyRequest) -> KnownKey:
         """Have a key fetched, unless that is under way or was just tried, or there is no room."""
         about = self._known.get(wanted.url)
         if about is not None and (about.asked or monotonic() - about.tried < PAUSE):
@@ -99,10 +99,10 @@ class FetchedKeys(Service):
         if self._waiting.full() or (
             (about is None or about.value is None) and not self._spend(wanted.asker)
         ):
-            return about or Known()
+            return about or KnownKey()
         if about is None:
             self._make_room()
-            about = self._known[wanted.url] = Known()
+            about = self._known[wanted.url] = KnownKey()
         about.asked = True
         self._waiting.put_nowait(wanted)
         return about

@@ -34,7 +34,7 @@ class Failures(View):
     async def content(self, *path: str) -> dict[str, Any]:
         if not self.config.journal:
             return {"kept": False}
-        _, groups, problem, untold = await self.known.groups(fresh=True)
+        _, groups, problem, untold = await self.shared.groups(fresh=True)
         if problem:
             raise GatewayError(problem)
         opened = next((each for each in groups if each.id == path[0]), None)
@@ -62,8 +62,8 @@ class Failures(View):
 
     async def _starts(self, group: Group) -> list[tuple[float, str]]:
         """Return when what can have brought a failure has started, as far as it is known."""
-        found = [(at, f"gateway {which}") for at, which in self.known.starts]
-        look = await self.known.asked.recent()
+        found = [(at, f"gateway {which}") for at, which in self.shared.starts]
+        look = await self.shared.asked.recent()
         if look is None:
             return found
         for name, worker in look.workers.items():

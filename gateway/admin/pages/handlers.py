@@ -14,7 +14,7 @@ from gateway.admin.pages.overview import Overview
 from gateway.admin.pages.routes import Routes
 from gateway.admin.pages.servers import Servers
 from gateway.admin.pages.sources import Sources
-from gateway.admin.pages.view import File, Known, Session, Unknown
+from gateway.admin.pages.view import File, Session, Shared, Unknown
 from gateway.admin.pages.workers import Workers
 from gateway.history.gateways import Gateways
 from gateway.history.history import History
@@ -45,5 +45,5 @@ def routes(
         (r"/page/([a-z]+\.(?:css|js))", File),
         ("/.*", Unknown),
     ]
-    known = {"known": Known(supervisor, history, gateways)}
-    return [(path, handler, known) for path, handler in found]
+    shared = {"shared": Shared(supervisor, history, gateways)}
+    return [(path, handler, shared) for path, handler in found]

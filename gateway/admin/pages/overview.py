@@ -53,27 +53,28 @@ class Overview(View):
 
     async def content(self, *path: str) -> dict[str, Any]:
         answers, look = await asyncio.gather(
-            health.ask(self.supervisor.children), self.known.asked.recent()
+            health.ask(self.supervisor.children), self.shared.asked.recent()
         )
-        slots = self.known.history.read(self.range, group=_GROUP[self.range])
-        rows, gateways = self._routes(), self.known.gateways
+        read = self.shared.history.read
+        slots = read(self.range, group=_GROUP[self.range])
+        rows, gateways = self._routes(), self.shared.gateways
         chosen = self._chosen()
         first, last = slots[0].time, slots[-1].time
-        begun = [each for each in self.known.starts if first < each[0]]
+        begun = [each for each in self.shared.starts if first < each[0]]
         names = (each.name for each in gateways.lines if each.name != gateways.own.name)
         return {
             "begun": begun, "chosen": chosen, "commands": first_commands(self.config),
             "choices": [("", "This gateway"), *((each, each) for each in names),
                         (_ALL, "All gateways")],
             "figures": summed(chosen) if chosen else self._figures(slots), "gateways": gateways,
-            "nothing": not any(slot.received for slot in self.known.history.read("14d", group=288)),
-            "others": self.known.history.read("10m", "others")[-1], "plots": _plots(slots),
+            "nothing": not any(slot.received for slot in read("14d", group=288)),
+            "others": read("10m", "others")[-1], "plots": _plots(slots),
             "queues": most_waiting(look), "rows": rows, "share": share, "spark_of": self._spark,
             "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
             "over": marked([min((at - first) / (last - first), 1.0) for at, _ in begun]),
             "step": lasting(slots[1].time - slots[0].time, 1),
             "troubles": await self._troubles(answers, rows),
-            "well": _well_since(self.known.history.read("6h")),
+            "well": _well_since(read("6h")),
             "ready": health.ready(answers) and not self.supervisor.draining,
         }  # fmt: skip
 
@@ -88,7 +89,7 @@ class Overview(View):
             Trouble("no consumer", _said(text), link="routes", go="Open routes")
             for text in health.warnings(answers)
         ]
-        for each in self.known.gateways.differences:
+        for each in self.shared.gateways.differences:
             if each.wrong:
                 state, how = "differs", "not as this gateway"
                 if each.kind == "lost":
@@ -105,7 +106,7 @@ class Overview(View):
 
     async def _groups(self) -> list[Trouble]:
         """Return the groups of failures that have failed in this hour or the one before."""
-        _, groups, problem, untold = await self.known.groups()
+        _, groups, problem, untold = await self.shared.groups()
         if problem:
             what = "<b>The journal cannot be read</b>"
             return [Trouble("down", what, escape(problem), link="servers", go="Open servers")]
@@ -128,17 +129,17 @@ class Overview(View):
 
     def _chosen(self) -> list[Line]:
         """Return the lines of the chosen gateways; none: this one's history is shown."""
-        name, gateways = self.get_query_argument("gateway", ""), self.known.gateways
+        name, gateways = self.get_query_argument("gateway", ""), self.shared.gateways
         lines = [each for each in gateways.lines if name in (each.name, _ALL) and not each.lost]
         return [] if name in ("", gateways.own.name) else lines
 
     def _figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        now = total(self.known.history.read("10m")[-60:])
+        now = total(self.shared.history.read("10m")[-60:])
         values: dict[str, Any] = {"rate": attrgetter("rate"), "share": share, "failed": not_done}
         return {
             "rate": now.rate, "rates": [slot.rate for slot in slots], "share": share(now),
             # Only where the history has some days.
-            "usual": {name: self.known.history.usual(value) for name, value in values.items()},
+            "usual": {name: self.shared.history.usual(value) for name, value in values.items()},
             "fails": bool(now.failed), "failed": not_done(now), "waiting": now.waiting,
             "waits": [slot.waiting for slot in slots],
             "p50": now.quantile(0.5), "p99": now.quantile(0.99),
@@ -151,9 +152,9 @@ class Overview(View):
             routes.setdefault(route.path, route)
         rows = []
         for path, route in routes.items():
-            if path in self.known.history.routes:
-                last = total(self.known.history.read("10m", path))
-                hours = self.known.history.read("6h", path, 180)
+            if path in self.shared.history.routes:
+                last = total(self.shared.history.read("10m", path))
+                hours = self.shared.history.read("6h", path, 180)
                 rows.append({
                     "path": path, "task": route.task, "source": route.source or "", "last": last,
                     "failed": [slot.failed for slot in hours],
@@ -163,11 +164,11 @@ class Overview(View):
 
     def _spark(self, path: str) -> list[float]:
         """Return the rates of a route; they are counted anew every few seconds only."""
-        key, read = f"{self.range} {path}", self.known.history.read
-        at, rates = self.known.lines.get(key, (0.0, []))
+        key, read = f"{self.range} {path}", self.shared.history.read
+        at, rates = self.shared.lines.get(key, (0.0, []))
         if not rates or monotonic() - at > _KEPT:
             rates = [slot.rate for slot in read(self.range, path, _GROUP[self.range])]
-            self.known.lines[key] = monotonic(), rates
+            self.shared.lines[key] = monotonic(), rates
         return rates
 
 

@@ -41,7 +41,7 @@ class Routes(View):
 
     async def content(self, *path: str) -> dict[str, Any]:
         config, answers = self.config, Counted(self.supervisor).answers()
-        look = await self.known.asked.look()
+        look = await self.shared.asked.look()
         rows = []
         for number, route in enumerate(config.routes):
             known = [look.queues[name] for name in route.queue_names if name in look.queues]

@@ -24,7 +24,7 @@ class Servers(View):
 
     async def content(self, *path: str) -> dict[str, Any]:
         look, redis, archive = await asyncio.gather(
-            self.known.asked.look(), _redis(self.config), asyncio.to_thread(_archive, self.config)
+            self.shared.asked.look(), _redis(self.config), asyncio.to_thread(_archive, self.config)
         )
         counted = Counted(self.supervisor)
         names = ("journal_deliveries", "journal_open", "journal_bytes", "state_keys",

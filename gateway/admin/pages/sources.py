@@ -84,7 +84,7 @@ class Sources(View):
         unverified, answers = counted.unverified(), counted.answers()
         end = monotonic() + 2 * _BUDGET
         found, problem = await self.latest(Filter(), _LOOKED, _BUDGET)
-        rows, begun = [], self.known.starts
+        rows, begun = [], self.shared.starts
         for name, options in self.config.sources.items():
             paths = list(dict.fromkeys(r.path for r in self.config.routes if r.source == name))
             own = [entry for entry in found if entry.delivery.get("source") == name]

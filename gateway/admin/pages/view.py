@@ -73,7 +73,7 @@ class Groups(NamedTuple):
     untold: str = ""
 
 
-class Known:
+class Shared:
     """What the pages share: the history, the gateways, and what was asked for lately."""
 
     def __init__(self, supervisor: Supervisor, history: History, gateways: Gateways):
@@ -157,9 +157,9 @@ class View(Guarded):
     #: What the navigation says of pages; nothing to who may not see them.
     marks: Mapping[str, str] = MappingProxyType({})
 
-    def initialize(self, known: Known) -> None:  # type: ignore[override] # Tornado's way
-        super().initialize(known.supervisor)
-        self.known = known
+    def initialize(self, shared: Shared) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(shared.supervisor)
+        self.shared = shared
 
     async def content(self, *path: str) -> dict[str, Any]:
         """Return the variables of the template; raises `APIError`, or `GatewayError` for a 503."""
@@ -211,7 +211,7 @@ class View(Guarded):
         await self.served(self.act(*path))
 
     async def _show(self, path: tuple[str, ...]) -> None:
-        found, self.marks = await asyncio.gather(self.content(*path), self.known.marks())
+        found, self.marks = await asyncio.gather(self.content(*path), self.shared.marks())
         if not self._finished:
             self.render(self.template, **found)
 

@@ -40,13 +40,13 @@ class Workers(View):
     path, template = "workers", "workers.html"
 
     async def content(self, *path: str) -> dict[str, Any]:
-        look = await self.known.asked.look()
+        look = await self.shared.asked.look()
         consumers = {name: many for name, (_, many) in look.queues.items()}
         idle = sorted(name for name, many in consumers.items() if not many)
         return {
             "command": f"celery -A YOUR_APP worker -Q {','.join(self.config.queues)}",
             "idle": idle, "look": look, "opened": self.get_query_argument("open", ""),
-            "rows": listed(look, self.known.asked.seen, limits(self.config)),
+            "rows": listed(look, self.shared.asked.seen, limits(self.config)),
         }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from gateway.admin.pages import overview
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.failures import before
 from gateway.admin.pages.overview import line, marked, most_waiting, not_done, share, summed
-from gateway.admin.pages.view import Known
+from gateway.admin.pages.view import Shared
 from gateway.history.gateways import Line
 from gateway.history.ring import FIRST, STATUSES, WIDTH, Slot
 from gateway.journal.groups import About, Group
@@ -82,7 +82,7 @@ def test_starts_are_marked_in_the_plots_and_told_where_a_group_began():
     gateways: Any = SimpleNamespace(own=own, lines=[own, other])
     history: Any = SimpleNamespace(starts=[(1_000.0, "1.0"), (7_000.0, "1.1")])
     supervisor: Any = None
-    found = Known(supervisor, history, gateways).starts
+    found = Shared(supervisor, history, gateways).starts
     assert found == [(1_000.0, "one 1.0"), (7_000.0, "one 1.1"), (9_000.0, "two 1.1")]
 
     def group(first: float, again: float = 0.0) -> Group:
