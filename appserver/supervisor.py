@@ -50,14 +50,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--name", default="worker", help="they are called NAME1@%%h and so on")
     parser.add_argument("app", metavar="APP", help="what `celery -A` takes")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="those of `celery worker`")
-    given = parser.parse_args(argv)
-    for option in given.options:
+    arguments = parser.parse_args(argv)
+    for option in arguments.options:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
         if name in REFUSED:
             parser.error(f"{name} cannot be used here: {REFUSED[name]}")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    celery = [sys.executable, "-m", "celery", "-A", given.app, "worker", *given.options]
-    names = [f"{given.name}{number}" for number in range(1, given.workers + 1)]
+    celery = [sys.executable, "-m", "celery", "-A", arguments.app, "worker", *arguments.options]
+    names = [f"{arguments.name}{number}" for number in range(1, arguments.workers + 1)]
     commands = {name: [*celery, "-P", "solo", "-c", "1", "-n", f"{name}@%h"] for name in names}
     return supervise([Worker(name, command) for name, command in commands.items()])
 

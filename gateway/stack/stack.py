@@ -27,8 +27,8 @@ _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "L
 #: The task of attached workers that describes their app. Its success shows that a worker works.
 DESCRIBE = "gateway.describe"
 
-
 NGINX_CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+_CTL_TIMEOUT = 60  # seconds for one rabbitmqctl
 
 
 def nginx_config(
@@ -62,9 +62,6 @@ def nginx_config(
     temporary = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = "".join(f"    {name}_temp_path {home}/{name};\n" for name in temporary)
     return text.replace("http {\n", f"http {{\n{paths}", 1)
-
-
-_CTL_TIMEOUT = 60  # seconds for one command
 
 
 class RabbitMQ(Server):

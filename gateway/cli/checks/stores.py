@@ -56,8 +56,6 @@ redis.call('SET', KEYS[1], struct.pack('>I6', 1), 'PX', 1000)
 redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]), 'KEEPTTL')
 return redis.call('DEL', KEYS[1])
 """
-
-
 _PATIENCE = 0.2  # seconds, as the check has hardly any left
 #: The protocol of each scheme, its usual port, and whether it has TLS.
 _SCHEMES = {

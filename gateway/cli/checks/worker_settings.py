@@ -32,12 +32,9 @@ _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)")
 #: The text form of a `timedelta`.
 _DURATION = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)(?:\.\d+)?").fullmatch
 _LONGEST = 86_400  # the longest result_expires of the gateway, in seconds
+_PATIENCE = 0.8  # seconds for a server's answer
 
 Settings = Mapping[str, Any]
-
-
-_PATIENCE = 0.8  # seconds
-
 #: Host and port.
 Server = tuple[str, int]
 

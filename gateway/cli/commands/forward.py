@@ -176,14 +176,14 @@ class Forwarder:
         delivery_id, received = delivery["id"], delivery["received_at"]
         if delivery_id in self._sent or received < self._begun or delivery["request"]:
             return
-        backoff, known = Backoff(), False
-        while not known:
+        backoff, settled = Backoff(), False
+        while not settled:
             try:
                 await self.send(delivery_id)
-                known = True
+                settled = True
             except Refused as exc:  # it is not in the journal any more
                 _tell(f"{delivery_id} not sent: {exc}")
-                known = True
+                settled = True
             except GatewayError as exc:
                 _tell(f"gateway: {exc}; trying again")
                 await asyncio.sleep(backoff.next())
