@@ -176,7 +176,7 @@ class ClaimedDelivery(DeliveryInFlight):
         if answer is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
             answer, _ = self.route.read(outcome)
         if answer is not None:
-            self.repeat_answer(answer)
+            self.answer_with(answer)
         else:  # too large to be kept, and the result has expired
             self.accept()
 

@@ -312,7 +312,7 @@ class DeliveryInFlight(InFlight):
                 self.refuse(error)
         else:
             self._ran(outcome, answer, answer.status in self.route.final_statuses)
-            self.repeat_answer(answer)
+            self.answer_with(answer)
 
     def _never(self, *_: object) -> None:
         """Nothing is published yet, or the event has led to the next stage."""
@@ -339,7 +339,7 @@ class DeliveryInFlight(InFlight):
             seconds = monotonic() - self.pending.sent
             self.context.metrics.observe(seconds, WAITS, self.context.strategy_name, outcome)
 
-    def repeat_answer(self, answer: Answer) -> None:
+    def answer_with(self, answer: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
         self.state = SUCCEEDED
         late = self.context.late if self.route.late is not None and self.joined else None
