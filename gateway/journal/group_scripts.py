@@ -8,7 +8,7 @@ each route were answered, and have failed, by minutes.
 
 from gateway.journal.scripts import NOW, READABLE
 
-# Returns of each id, time of its failure (ms), about, state and error; '' where it is gone, or runs
+# Returns for each: id, time of its failure (ms), about, state, error; '' where it is gone, or runs
 # again. KEYS: failing, the key of the process that counts. Arguments: process, how long it is
 # the one from now on (ms), number, what keys of deliveries begin with
 FAILING = """

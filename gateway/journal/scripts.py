@@ -352,7 +352,7 @@ end
 """
 )
 
-# Returns of each id, time of the change, and all fields (none: it is gone). KEYS: changed.
+# Returns for each: id, time of the change, all fields (none: it is gone). KEYS: changed.
 # Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
 CHANGED = (
     _MARK

@@ -265,7 +265,7 @@ class View(Guarded):
         own = {name: self.get_query_argument(name) for name in names} | changed
         query = urlencode({name: value for name, value in own.items() if value})
         at = self.request.path.rpartition("/")[2] if path is None else self.root + path
-        return f"{at or './'}{query and f'?{query}'}"
+        return (at or "./") + (f"?{query}" if query else "")
 
     def get_template_path(self) -> str:
         return str(_HERE / "templates")

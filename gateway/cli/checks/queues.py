@@ -244,8 +244,11 @@ def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = 
         text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
     others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
     near = similar(own[0], sorted(others))
-    then = f"Then correct `queue` there{remove.format(names[0])}. Otherwise "
-    return f"{f'did you mean {near}? {then}' if near else ''}start a worker: {text}"
+    text = f"start a worker: {text}"
+    if near:
+        remedy = f"Then correct `queue` there{remove.format(names[0])}"
+        text = f"did you mean {near}? {remedy}. Otherwise {text}"
+    return text
 
 
 async def delete(config: Config, name: str) -> Finding:

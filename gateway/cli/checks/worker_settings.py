@@ -172,8 +172,8 @@ def expires(settings: Settings) -> float | None:
 def _same_expiry(own: float, theirs: float) -> str:
     app_server = f"the app server: GATEWAY_RESULT_EXPIRES={own:g}"
     workers = f"set result_expires = {own:g} in the workers' app ({app_server}) and restart them"
-    short = 0 < theirs <= _LONGEST
-    return f"{workers}{f', or result_expires = {theirs:g} for the gateway' if short else ''}"
+    gateway = f", or result_expires = {theirs:g} for the gateway"
+    return workers + (gateway if 0 < theirs <= _LONGEST else "")
 
 
 def _form(settings: Settings) -> str:
