@@ -63,11 +63,11 @@ class ClaimedDelivery(DeliveryInFlight):
     def _age(self) -> float:
         return 0.0 if self.claim is None else self.claim.age
 
-    def _taken(self) -> None:
+    def _on_taken(self) -> None:
         if self.claim is not None and self.claim.ours:
             self.idempotency.claims.confirm(self.claim)
 
-    def _not_taken(self, error: RequestError) -> None:
+    def _on_not_taken(self, error: RequestError) -> None:
         claim = self.claim
         if claim is None or not claim.ours:
             return
@@ -75,13 +75,13 @@ class ClaimedDelivery(DeliveryInFlight):
         # the broker also rejects messages that are in the queue after it has recovered.
         self.idempotency.claims.release(claim, not_taken=isinstance(error, Unroutable))
         if not isinstance(error, (Rejected, Unroutable)):
-            self._unattended()
+            self._on_unattended()
 
-    def _unattended(self) -> None:
+    def _on_unattended(self) -> None:
         if self.claim is not None:
             self.idempotency.late.listen(self.claim, self.route.read)
 
-    def _ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
+    def _on_ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
         if self.claim is not None:
             self.idempotency.claims.settle(self.claim, outcome, answer, final)
 
@@ -196,7 +196,7 @@ class ClaimedDelivery(DeliveryInFlight):
         if outcome is not None:
             answer, final = self.route.read(outcome)
             if not final:
-                self._ran(outcome, answer, final)
+                self._on_ran(outcome, answer, final)
                 return None
             pending.settle(outcome)
         elif claim.ours:

@@ -178,7 +178,7 @@ class DeliveryInFlight(InFlight):
         self.task_id = pending.message.task_id
         pending.watch(partial(self.guarded, self._advance))
 
-    # What a claim adds; here there is none -----------------------------------------------------
+    # What a claim adds at events; here there is none ---------------------------------------------
 
     @property
     def _owns_claim(self) -> bool:
@@ -190,16 +190,16 @@ class DeliveryInFlight(InFlight):
         """The seconds since the first try."""
         return 0.0
 
-    def _taken(self) -> None:
+    def _on_taken(self) -> None:
         """The broker has taken the message."""
 
-    def _not_taken(self, error: RequestError) -> None:
+    def _on_not_taken(self, error: RequestError) -> None:
         """`error` has come instead of the confirm."""
 
-    def _unattended(self) -> None:
+    def _on_unattended(self) -> None:
         """Nobody waits any more for the task, which may still run."""
 
-    def _ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
+    def _on_ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
         """The task has ended; `answer` and `final` are from `Route.read` of its `outcome`."""
 
     def _waits_again(self, error: RequestError) -> bool:
@@ -243,7 +243,7 @@ class DeliveryInFlight(InFlight):
         self._refused(NotConfirmed())
 
     def _refused(self, error: RequestError) -> None:
-        self._not_taken(error)
+        self._on_not_taken(error)
         self.refuse(error)
 
     def _left_unconfirmed(self) -> None:
@@ -258,14 +258,14 @@ class DeliveryInFlight(InFlight):
             self._waited("client-gone")
         self._abandon()
         if self._owns_claim:
-            self._unattended()
+            self._on_unattended()
 
     def _confirmed(self) -> None:
         self.context.failpoint.reach(CONFIRMED)
-        self._taken()
+        self._on_taken()
         if self.closed:
             self._abandon()
-            self._unattended()
+            self._on_unattended()
             self._finish_if_idle()
         elif self.mode == "accept":
             self._abandon()
@@ -279,7 +279,7 @@ class DeliveryInFlight(InFlight):
 
     def _too_late(self) -> None:
         self._stop_waiting()
-        self._unattended()
+        self._on_unattended()
         self._revoke()
         answered = "error"
         if self.mode == "wait-then-accept":
@@ -305,13 +305,13 @@ class DeliveryInFlight(InFlight):
             # If it succeeded, the sender hears nevertheless that it failed.
             self.state = FAILED if outcome.state == SUCCESS else self.end.state
             taken = outcome.state == SUCCESS or self.route.runs_once
-            self._ran(outcome, None, taken)
+            self._on_ran(outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
                 self.accept()
             else:
                 self.refuse(error)
         else:
-            self._ran(outcome, answer, answer.status in self.route.final_statuses)
+            self._on_ran(outcome, answer, answer.status in self.route.final_statuses)
             self.answer_with(answer)
 
     def _never(self, *_: object) -> None:
