@@ -130,21 +130,21 @@ def _other(labels: Labels) -> bool:
     return bool(labels) and all(label == OTHER for label in labels)
 
 
-def expose(families: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
-    """Write `families` in the format that `accept`, a header, asks for.
+def expose(collected: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
+    """Write what was `collected` in the format that `accept`, a header, asks for.
 
     Returns it with its content type. Only OpenMetrics has exemplars.
     """
     encode, content_type = choose_encoder(accept)
-    return encode(_Collector(families)), content_type
+    return encode(_Collector(collected)), content_type
 
 
 class _Collector(Collector):
-    def __init__(self, families: Iterable[Family]):
-        self._families = families
+    def __init__(self, collected: Iterable[Family]):
+        self._collected = collected
 
     def collect(self) -> Iterator[core.Metric]:
-        for family in self._families:
+        for family in self._collected:
             yield _histogram(family) if family.metric.type == HISTOGRAM else _plain(family)
 
 

@@ -301,5 +301,5 @@ def taking(routes: Iterable[Route], event: str) -> Iterable[Route]:
     def whole(route: Route) -> bool:
         return route.takes_event(event) or all(map(route.takes_event, names))
 
-    matching = [route for route in routes if whole(route) or any(map(route.takes_event, names))]
-    return sorted(matching, key=whole, reverse=True)
+    fitting = [route for route in routes if whole(route) or any(map(route.takes_event, names))]
+    return sorted(fitting, key=whole, reverse=True)

@@ -151,22 +151,22 @@ def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> di
         for name, _, some in TABS
     }
     times = [datetime.fromisoformat(each.delivery["received_at"]).timestamp() for each in found]
-    newest = chosen.until.timestamp() if chosen.until else time()
-    oldest = min(times) if more or not chosen.since else chosen.since.timestamp()
-    step = max((newest - oldest) / _COLUMNS, 1e-3)
+    end = chosen.until.timestamp() if chosen.until else time()
+    begin = min(times) if more or not chosen.since else chosen.since.timestamp()
+    step = max((end - begin) / _COLUMNS, 1e-3)
     series: dict[str, list[float]] = {each: [0.0] * _COLUMNS for each in ("bad", "warn", "fill")}
     for entry, at in zip(found, times, strict=True):
         its_tone = tone(entry.state)
-        column = min(max(int((at - oldest) / step), 0), _COLUMNS - 1)
+        column = min(max(int((at - begin) / step), 0), _COLUMNS - 1)
         series[its_tone if its_tone in series else "fill"][column] += 1
 
     def brush(column: int) -> str:
-        edges = (oldest + step * column, oldest + step * (column + 1))
+        edges = (begin + step * column, begin + step * (column + 1))
         since, until = (_iso(each) for each in edges)
         return view.link(since=since, until=until, before="")
 
-    form = "second" if newest - oldest < 600 else "short" if newest - oldest < 64_800 else "date"
-    axis = [oldest + (newest - oldest) * part / 4 for part in range(5)]
+    form = "second" if end - begin < 600 else "short" if end - begin < 64_800 else "date"
+    axis = [begin + (end - begin) * part / 4 for part in range(5)]
     return {
         "axis": axis, "axis_form": form, "brush": brush, "counts": counts,
         "histogram": list(series.items()), "more": more, "seen": len(found),

@@ -180,8 +180,8 @@ def _shares(row: dict[str, Any], grouped: bool) -> Iterator[Trouble]:
         ("refused", last.refused, "are refused"),
     ):
         if many >= _FEW and many > _SHARE * last.received:
-            share = f"{many / last.received:.0%}".replace("%", " %")
-            trouble = Trouble(state, f"<b>{share} of {escape(row['path'])}</b> {what}")
+            percent = f"{many / last.received:.0%}".replace("%", " %")
+            trouble = Trouble(state, f"<b>{percent} of {escape(row['path'])}</b> {what}")
             trouble.why = f"{number(many)} of {number(last.received)} in the last 10 minutes."
             trouble.hours, trouble.link, trouble.go = row[state], "deliveries", "See them"
             trouble.query = {"route": row["path"], **failures(last)}
