@@ -38,6 +38,9 @@ from gateway.outcome import Outcome
 from gateway.stores.redis_client import sentinel_options
 from gateway.strategies.celery_results import result_backend
 
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
 RESULT_TIMEOUT = 3  # seconds for one command to the result store
 
 
@@ -64,11 +67,6 @@ def sentinel(config: Config) -> dict[str, Any]:
     asking = sentinel_options(config, config.results, RESULT_TIMEOUT)
     asking["retry"] = Retry(NoBackoff(), 0)
     return {"master_name": master_name(config.results), "sentinel_kwargs": asking}
-
-
-log = logging.getLogger(__name__)
-
-CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
 
 
 class _Result(AsyncResult):
