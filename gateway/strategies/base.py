@@ -26,14 +26,16 @@ class Strategy(Service, ABC):
       where it is known immediately that the message cannot be taken.
     - Every message is published mandatory and confirmed. An error before the confirm has
       status 503; after it, 504.
-    - The confirm and the end of a `PendingTask` are reported to it on the loop's thread. Only
+    - A `PendingTask`'s `confirm`, `settle` and `fail` are called on the loop's thread. Only
       SUCCESS, FAILURE and REVOKED end it.
-    - When a task is ended or abandoned, everything that was kept for it is freed.
+    - When a task is ended or abandoned, everything that was kept for it is freed, by the
+      `PendingTask`'s `on_release`, which is `_release` where `_waiting` is all that is kept.
     - A lost connection is restored automatically.
-    - `publisher` is the asynchronous publisher: `publisher_for` returns it; beside Celery's client
-      it is a `Publisher`. `publish` uses it for routes that accept.
-    - `start` begins to connect what it `uses`, the publisher first, without waiting for servers;
-      `stop` closes it, when no task is pending any more.
+    - `publisher` is the asynchronous publisher, which `publisher_for` returns; a strategy on
+      Celery's client (`CeleryStrategy`) has a `Publisher`. `publish` uses it for routes that
+      accept.
+    - `uses` has what it connects, the publisher first: `start` begins that without waiting for
+      servers, and `stop` closes it when no task is pending any more.
     """
 
     #: With an AMQP broker it is a `Publisher`.

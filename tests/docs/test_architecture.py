@@ -34,11 +34,11 @@ def test_the_list_is_the_contract_that_is_checked():
     names = [name for layer in layers for name in re.split(r" [|:] ", layer)]
     packages = [name for name in names if (PACKAGE / name).is_dir()]
 
-    assert packages == listed()
+    assert packages == listed(), "pyproject.toml's layers and ARCHITECTURE.md's table differ"
     assert set(packages) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert [name for name in names if not (PACKAGE / name).exists()] == [
         path.stem for path in sorted(PACKAGE.glob("[a-z]*.py"))
-    ]
+    ], "add each module of gateway/ to the last layer in pyproject.toml, in alphabetical order"
 
 
 def test_packages_inside_packages_are_listed():
@@ -51,7 +51,8 @@ def test_packages_inside_packages_are_listed():
 def test_the_first_line_of_each_module_says_what_it_is():
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "appserver").rglob("*.py")]
     said = {path: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in files}
-    assert [path for path, docstring in said.items() if not docstring] == []
+    without = [str(path.relative_to(ROOT)) for path, docstring in said.items() if not docstring]
+    assert not without, f"write a docstring at the beginning of {', '.join(without)}"
 
 
 def test_the_environment_is_read_where_the_rules_say():

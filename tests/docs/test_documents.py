@@ -70,7 +70,8 @@ def test_files_that_a_document_names_exist(name):
     links = [(ROOT / name).parent / link for link in re.findall(r"\]\(([^)#:]+)\)", document)]
     spans = re.findall(r"`((?:gateway|appserver|tests|docs|deploy|loadtest)/[\w./-]*)`", document)
     assert links + spans
-    assert [path for path in links + spans if not (ROOT / path).exists()] == []
+    missing = [str(path) for path in links + spans if not (ROOT / path).exists()]
+    assert not missing, f"{name} names files that are not there: {', '.join(missing)}"
 
 
 def test_the_picture_of_the_strategies_shows_the_committed_report():

@@ -65,7 +65,7 @@ def test_each_command_of_a_question_runs(tmp_path: Path):
         dev.communicate(timeout=60)
     finally:
         dev.kill()
-        dev.wait()
+        dev.communicate()
     assert len(ran) > 8
     curl = next(out for line, out in ran.items() if line.startswith("curl -s -i"))
     assert curl.startswith("HTTP/1.1 200") and "order 7 of berlin is taken" in curl

@@ -68,7 +68,7 @@ def test_one_command_and_the_printed_curl_lines(broker):
         rest = dev.communicate(timeout=60)[0].decode()
     finally:
         dev.kill()
-        dev.wait()
+        dev.communicate()
 
     # A passive reply, to whom the message came from.
     found = {element.tag: element.text for element in reply}
@@ -123,7 +123,7 @@ def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):
         dev.communicate(timeout=60)
     finally:
         dev.kill()
-        dev.wait()
+        dev.communicate()
 
 
 def test_the_commands_exist():

@@ -10,7 +10,7 @@ from tests.faults.faults import CONNECTIONS, FROZEN, KILLED, Fault
 from tests.faults.lane import Lane
 from tests.faults.servers import channel
 from tests.faults.tasks import BEGUN
-from tests.faults.trial import SIX, Trial, row
+from tests.faults.trial import ALL, AT_ONCE, Trial, row
 
 PROMPT = 1.0  # seconds in which a broker that is known to be away is answered for
 UNCONFIRMED = 3.5  # seconds in which a silent broker is answered for: confirm_timeout's 3
@@ -19,7 +19,7 @@ ALARM = 6.0  # seconds that an alarm lasts at least
 BOTH = ("/echo", "/echo?seconds=0.05", "/echo", "/accept?seconds=0.02")
 
 
-@row(1, "broker killed, restarted", (503, 504), SIX, again=True)
+@row(1, "broker killed, restarted", (503, 504), ALL, again=True)
 def killed(trial: Trial) -> None:
     """kill -9 of the Erlang VM under load, 5 s, restart."""
     trial.open(targets=BOTH)
@@ -30,7 +30,7 @@ def killed(trial: Trial) -> None:
         expect_prompt(lane, down.began + 1, down.began + length)
 
 
-@row(2, "broker frozen for 30 s", (503, 504), SIX, again=True)
+@row(2, "broker frozen for 30 s", (503, 504), ALL, again=True)
 def frozen(trial: Trial) -> None:
     """SIGSTOP for 30 s, past the heartbeat's timeout."""
     trial.open(targets=BOTH)
@@ -40,7 +40,7 @@ def frozen(trial: Trial) -> None:
         expect_unconfirmed(lane)
 
 
-@row(3, "memory alarm", (503, 504), SIX)
+@row(3, "memory alarm", (503, 504), ALL)
 def memory_alarm(trial: Trial) -> None:
     """Every publishing connection is blocked; results go on through Redis."""
     _alarm(trial, ("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.4"))
@@ -110,7 +110,7 @@ def _published(lane: Lane) -> float:
     return lane.metric("messaging_client_sent_messages_total")
 
 
-@row(6, "queue missing", (503, 504), SIX)
+@row(6, "queue missing", (503, 504), ALL)
 def queue_missing(trial: Trial) -> None:
     """Deleted while no worker is there to declare it anew."""
     trial.open()
@@ -176,7 +176,7 @@ def connections_closed(trial: Trial) -> None:
 
 def expect_unconfirmed(lane: Lane) -> None:
     """Expect that a 503 came by the confirm's deadline, where nothing holds up the loop."""
-    if lane.strategy in ("pika", "redis", "ioloop"):
+    if lane.strategy in AT_ONCE:
         refused = lane.tries(503)
         late = [one for one in refused if one.took > UNCONFIRMED]
         lane.expect(refused, "nobody was refused")

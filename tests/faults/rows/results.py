@@ -14,12 +14,12 @@ from tests.faults.lane import Lane, ask
 from tests.faults.proxy import Proxy
 from tests.faults.rows.brokers import BOTH
 from tests.faults.servers import port_of
-from tests.faults.trial import LOST, SIX, Trial, row
+from tests.faults.trial import ALL, LOST, Trial, row
 
 SUBSCRIBED = "gateway_results_connections_total"
 
 
-@row(18, "Redis killed, empty restart", (503, 504), SIX)
+@row(18, "Redis killed, empty restart", (503, 504), ALL)
 def killed(trial: Trial) -> None:
     """kill -9, 3 s, an empty restart."""
     trial.open(targets=("/echo", "/echo?seconds=0.05"))
@@ -99,7 +99,7 @@ def _fill(trial: Trial) -> None:
         redis.config_set("maxmemory", "0")
 
 
-@row(36, "Redis' name leads to a new primary", LOST, SIX, again=True)
+@row(36, "Redis' name leads to a new primary", LOST, ALL, again=True)
 def led_elsewhere(trial: Trial) -> None:
     """Its name leads to a new primary; connections to the old one, now a replica, live on."""
     old, new = trial.results, trial.stack.redis()

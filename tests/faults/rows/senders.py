@@ -9,20 +9,17 @@ import struct
 from gateway.stack.server import poll
 from tests.faults.lane import Lane
 from tests.faults.servers import port_of
-from tests.faults.trial import SIX, Trial, row
+from tests.faults.trial import ALL, AT_ONCE, Trial, row
 from tests.simulation.records import Try
 from tests.support.http_client import request
 
 LEAVING = 40  # senders at once
 ROUNDS, TIMES = 20, 100  # deliveries, and how often each is sent
 GONE = "gateway_clients_gone_total"
-#: What is under way there is published; elsewhere it may wait for a thread or a greenlet, and of
-#: whoever leaves meanwhile no task runs.
-AT_ONCE = ("ioloop", "pika", "redis")
 _RESET = struct.pack("ii", 1, 0)
 
 
-@row(27, "client gone in mid-wait", strategies=SIX)
+@row(27, "client gone in mid-wait", strategies=ALL)
 def gone(trial: Trial) -> None:
     """Senders reset their connections while they wait."""
     trial.open()
@@ -54,7 +51,7 @@ def _leave(lane: Lane) -> None:
         lane.expect(ran, f"not executed: {sorted(set(names) - lane.executed())[:5]}")
 
 
-@row(31, "one delivery 100 times at once", strategies=SIX)
+@row(31, "one delivery 100 times at once", strategies=ALL)
 def repeated(trial: Trial) -> None:
     """One delivery 100 times at once to four processes, 20 such deliveries."""
     trial.open("--processes=4")

@@ -13,7 +13,7 @@ from tests.faults.faults import FROZEN, KILLED, Fault
 from tests.faults.lane import Lane, ask
 from tests.faults.rows.brokers import BOTH
 from tests.faults.servers import channel
-from tests.faults.trial import SIX, Trial, row
+from tests.faults.trial import ALL, Trial, row
 
 BUSY = 2.5  # tasks under way at any time
 HITS = 20  # pool processes killed at a task
@@ -128,7 +128,7 @@ def _attempts(lane: Lane, identity: str) -> int:
     return sum(one.id == identity for one in lane.executions())
 
 
-@row(16, "worker stopped", (504,), SIX, deadline=4)
+@row(16, "worker stopped", (504,), ALL, deadline=4)
 def stopped(trial: Trial) -> None:
     """SIGSTOP of all workers for 12 s, past the requests' deadline of 4 s."""
     # In turn, as `blocking` comes to three or four meanwhile.
