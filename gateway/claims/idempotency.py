@@ -13,6 +13,7 @@ from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
+from gateway.stores.server import numbers
 from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
@@ -76,12 +77,11 @@ class StateWatch(Service):
             await asyncio.sleep(PAUSE)
 
 
-def share_used(memory: bytes) -> float:
-    """Return which share of a Redis' memory is used, from 0 to 1.
+def share_used(memory: object) -> float:
+    """Return which share of a Redis' memory is used, from 0 to 1, or 0 where it does not tell.
 
     `memory` is that section of its INFO.
     """
-    lines = (line.partition(b":") for line in memory.splitlines())
-    values = {name: value for name, _, value in lines}
-    limit = int(values[b"maxmemory"]) or int(values.get(b"total_system_memory", 0))
-    return int(values[b"used_memory"]) / limit if limit else 0.0
+    told = numbers(memory)
+    limit = told.get("maxmemory") or told.get("total_system_memory")
+    return told.get("used_memory", 0) / limit if limit else 0.0

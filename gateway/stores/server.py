@@ -42,6 +42,13 @@ def about(hello: Sequence[Any]) -> dict[bytes, Any]:
     return dict(zip(hello[::2], hello[1::2], strict=False))
 
 
+def numbers(info: object) -> dict[str, int]:
+    """Return the numbers of a reply to INFO; a server like Redis may leave some out."""
+    text = info.decode(errors="replace") if isinstance(info, bytes) else str(info)
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: int(value) for name, _, value in pairs if value.isascii() and value.isdigit()}
+
+
 def unusable(hello: Sequence[Any], clusters: bool = False, primary: bool = True) -> str:
     """Return why a server is not to be used, from its reply to HELLO; empty where it is.
 

@@ -13,6 +13,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.stores import state_store
 from gateway.stores.result_store import without_password
+from gateway.stores.server import numbers
 
 _NEAR = 0.85  # the share of a limit from which on it is told
 
@@ -54,9 +55,11 @@ async def _redis(config: Config) -> dict[str, Any]:
     info = {name: value for name, _, value in pairs}
     product = "Valkey" if "valkey_version" in info else "Redis"
     about = f"{product} {info.get('valkey_version') or info.get('redis_version', '')}"
-    numbers = {"used": "used_memory", "most": "maxmemory", "evicted": "evicted_keys",
-               "replicas": "connected_slaves"}  # fmt: skip
-    found |= {name: int(info.get(field, 0)) for name, field in numbers.items()}
+    known, fields = numbers(answer), {
+        "used": "used_memory", "most": "maxmemory", "evicted": "evicted_keys",
+        "replicas": "connected_slaves",
+    }  # fmt: skip
+    found |= {name: known.get(field, 0) for name, field in fields.items()}
     policy, role = info.get("maxmemory_policy", ""), info.get("role", "")
     return {**found, "about": about, "policy": policy, "role": role}
 
