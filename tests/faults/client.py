@@ -215,7 +215,7 @@ class PersistentSender(Sender):
         rng = random.Random(f"{self._seed} {number}")
         route = rng.choice(list(self.DEADLINES))
         # Most are short, or what gathers in an outage would be worked off too late; up to 1 s.
-        query = f"seconds={rng.random() ** 4:.2f}&nonce=1"
+        query = f"seconds={rng.random() ** 4:.2f}&word=1"
         hangs_up = rng.random() < self.IMPATIENT
         patience = self.HANGS_UP if hangs_up else self.DEADLINES[route] + EXTRA
         later = rng.uniform(0, self.WITHIN) if rng.random() < self.ONCE_MORE else None

@@ -27,7 +27,7 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
 
     Query: ``seconds`` and ``until``, see `take_time`; ``die``: kill the own process after the
     effect and before the acknowledgement, ``once`` or ``always``; ``retries``: ask for so many more
-    tries before; ``nonce``: return a word after the body that no other execution returns. The
+    tries before; ``word``: return a word after the body that no other execution returns. The
     header ``X-Try`` names the request that was published.
     """
     if self.request.retries < int(query.get("retries", 0)):
@@ -40,7 +40,8 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
         "task": self.request.id,
         "redelivered": bool(self.request.delivery_info.get("redelivered")),
         "replay": self.request.headers["delivery"].get("replay", 0),
-        "by": headers.get("x-try", ""),
+        # A route with `args` may give it something else.
+        "by": headers.get("x-try", "") if isinstance(headers, dict) else "",
         "nonce": secrets.token_hex(8),
         "at": time.monotonic(),
     }
@@ -49,7 +50,7 @@ def run(self, query: dict[str, str], headers: dict[str, str], body: str) -> str:
         os.fsync(file)
     if query.get("die") == "always" or (query.get("die") == "once" and attempt == 1):
         os.kill(os.getpid(), signal.SIGKILL)
-    return f"{body} {execution['nonce']}" if "nonce" in query else body
+    return f"{body} {execution['nonce']}" if "word" in query else body
 
 
 def take_time(query: dict[str, str]) -> Path:
