@@ -197,10 +197,11 @@ def journal(judge: Judge) -> Iterator[str]:
         if entry.state == "failed" and entry.task_id not in failed:
             yield f"{name} has not failed"
     failures = sum(entry.state in FAILURES for entry in entries)
-    earlier = sum(run["state"] in FAILURES for entry in entries for run in entry.runs)
+    # A run's state is that of the moment at which its replay began: it may have failed since.
+    earlier = sum(len(entry.runs) for entry in entries)
     counted = sum(group.count for group in judge.world.inspected["groups"])
     if not failures <= counted <= failures + earlier:
-        yield f"{counted} failures are counted, of {failures} and {earlier} before a replay"
+        yield f"{counted} failures are counted, of {failures} and {earlier} runs before"
     there = {entry.arguments()[0][1]["x-try"] for entry in entries if entry.queue}
     for one in judge.seen.tries:
         if one.good and one.id not in there and not _unwritten(judge, one):
