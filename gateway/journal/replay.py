@@ -199,7 +199,6 @@ class Replayer:
             return Replay(entry.id, problem=why) if begun.task_id else gone
         task_id = begun.task_id
         resent = {"resent_at": iso_now(), "by": audit.acting.get()}
-        runs = [*entry.runs, entry.run() | resent]
         try:
             await self._publish(entry, task_id)
         except NotConfirmed:
@@ -210,6 +209,9 @@ class Replayer:
             await self._store.end_replay(entry.id, task_id, taken=False)
             return Replay(entry.id, problem=f"not taken: {exc}", unavailable=exc.status >= 500)
         try:
+            # The run before may have ended meanwhile, or its end may have been written only now.
+            entry = await self._store.get(entry.id) or entry
+            runs = [*entry.runs, entry.run() | resent]
             await self._store.end_replay(entry.id, task_id, taken=True, runs=runs[-_RUNS:])
         except GatewayError as exc:
             why = f"it was published, which the journal does not have: {exc}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from gateway.background import Service
@@ -29,7 +30,7 @@ class Strategy(Service, ABC):
     - A `PendingTask`'s `confirm`, `settle` and `fail` are called on the loop's thread. Only
       SUCCESS, FAILURE and REVOKED end it.
     - When a task is ended or abandoned, everything that was kept for it is freed, by the
-      `PendingTask`'s `on_release`, which is `_release` where `_waiting` is all that is kept.
+      `PendingTask`'s `on_release`: see `KeepsByTaskId`.
     - A lost connection is restored automatically.
     - `publisher` is the asynchronous publisher, which `publisher_for` returns; a strategy on
       Celery's client (`CeleryStrategy`) has a `Publisher`. `publish` uses it for routes that
@@ -41,7 +42,7 @@ class Strategy(Service, ABC):
     #: With an AMQP broker it is a `Publisher`.
     publisher: Publisher | KombuPublisher
     #: The pending tasks whose results are waited for, where the strategy keeps them.
-    _waiting: Any = ()
+    _waiting: Collection[Any] = ()
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
@@ -60,10 +61,6 @@ class Strategy(Service, ABC):
         """Tell the workers not to begin a task that nobody waits for any more."""
         self.publisher.revoke(task_id)
 
-    def _release(self, pending: PendingTask) -> None:
-        """Stop waiting for a result, of a strategy that keeps the pending tasks by their ids."""
-        self._waiting.pop(pending.message.task_id, None)
-
     def held(self) -> dict[str, int]:
         """Return how many messages and results are waited for."""
         return {
@@ -77,3 +74,14 @@ class Strategy(Service, ABC):
 
         An empty text means that it is ready.
         """
+
+
+class KeepsByTaskId(Strategy):
+    """A strategy that keeps the pending tasks whose results it waits for, by their ids."""
+
+    def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        super().__init__(config, metrics, prefix)
+        self._waiting: dict[str, PendingTask] = {}
+
+    def _release(self, pending: PendingTask) -> None:
+        self._waiting.pop(pending.message.task_id, None)

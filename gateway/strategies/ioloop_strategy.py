@@ -15,7 +15,7 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
 from gateway.stores.pipeline import results_of
-from gateway.strategies.base import Strategy
+from gateway.strategies.base import KeepsByTaskId
 
 INFO = StrategyInfo(amqp_only=False)
 
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 PAUSE = (0.001, 0.05)
 
 
-class IOLoop(Strategy):
+class IOLoop(KeepsByTaskId):
     """Queries all pending keys at once, less often while no results come."""
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        super().__init__(config, metrics, prefix)
         self.publisher = publisher_for(config, metrics)
         self._results = results_of(config, metrics)
         self._prefix = result_store.key_prefix(config)
-        self._waiting: dict[str, PendingTask] = {}
         self._waited_for = asyncio.Event()
         self.uses = (self.publisher, self._results)
 

@@ -18,19 +18,19 @@ from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsLost
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.strategies.base import Strategy
+from gateway.strategies.base import KeepsByTaskId
 
 INFO = StrategyInfo(stored=False, replies=True, reading=0)
 
 CONSUMER = "gateway"  # the consumer tag, which is unique on its channel
 
 
-class PikaRPC(Strategy):
+class PikaRPC(KeepsByTaskId):
     """Publishes and receives replies on one channel; a lost connection loses its replies."""
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        super().__init__(config, metrics, prefix)
         self._metrics = metrics
-        self._waiting: dict[str, PendingTask] = {}
         self.publisher = Publisher(config, metrics, self._consume, self._lost)
         self.uses = (self.publisher,)
         self._reply_to = ""

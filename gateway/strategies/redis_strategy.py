@@ -22,7 +22,7 @@ from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
 from gateway.stores.server import CONNECT_TIMEOUT
 from gateway.stores.subscription import Subscription
-from gateway.strategies.base import Strategy
+from gateway.strategies.base import KeepsByTaskId
 
 INFO = StrategyInfo(subscribes="prefix", amqp_only=False)
 
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 SWEEP = 1.0  # seconds between sweeps; each fetches the results that the next-to-last one awaited
 
 
-class RedisPush(Strategy):
+class RedisPush(KeepsByTaskId):
     """Receives results by a subscription, and fetches those that may have been missed."""
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
+        super().__init__(config, metrics, prefix)
         self._config = config
         self._metrics = metrics
-        self._waiting: dict[str, PendingTask] = {}
         self._throttling = ReadThrottling(metrics)
         self.publisher = publisher_for(config, metrics, self._throttling)
         self._results = Pipeline(

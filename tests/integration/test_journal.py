@@ -17,7 +17,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal import store as journal_store
 from gateway.journal import writing
-from gateway.journal.entry import ACCEPTED, FAILED, Entry
+from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.reading import reading
 from gateway.journal.replay import Replayer
@@ -166,6 +166,23 @@ async def test_a_delivery_that_is_gone_is_not_replayed(config, metrics, client):
             assert replay.problem == "it is not in the journal any more"
     assert published == []
     assert not client.exists(Keys(config).of("one"))
+
+
+async def test_a_run_that_fails_while_it_is_replayed_has_failed(config, metrics):
+    async with opened(config, metrics) as journal, JournalStore.opened(config) as store:
+
+        async def publish(_: Entry, task_id: str) -> None:
+            journal.write(message("one"), "task", "", FAILED, ("502", "0.1", "", "ValueError", ""))
+            while (now := await store.get("one")) is None or now.state != FAILED:
+                await asyncio.sleep(0.01)
+
+        assert await journal.begin(message("one"), "task", "")
+        chosen = await store.get("one")
+        assert chosen is not None and chosen.state == RECEIVED
+        replay = await Replayer(store, publish).run(chosen)
+        one = await store.get("one")
+        assert one is not None and one.task_id == replay.task_id
+        assert [(run["state"], run["error"]) for run in one.runs] == [(FAILED, "ValueError")]
 
 
 async def test_what_is_too_old_is_removed_though_no_results_are_followed(
