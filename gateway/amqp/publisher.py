@@ -249,9 +249,12 @@ class Publisher:
                 await broker.rpc(channel, partial(self._on_channel, channel, scanner))
             if not channel.is_open:
                 raise pika.exceptions.ChannelClosed(0, "the channel was closed immediately")
-        except BaseException:
+        except BaseException as exc:
             self._connection = None  # so that `_on_closed` ignores it
-            broker.close(connection)
+            if isinstance(exc, Exception):
+                broker.close(connection)
+            else:  # nobody waits any more, so nothing may use the metrics from now on
+                connection.abort("given up while it was opened")
             raise
         self._metrics.connected("broker")
         self._channel = PublishingChannel(

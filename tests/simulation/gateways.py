@@ -77,17 +77,19 @@ class Child:
         self.ended = False
         self.health: dict[str, str] | None = None
         ours, theirs = pair(world.network, gateway.party, self.party)
+        self.listener = gateway.listener.for_child()
         self.task = world.loop.start(self.party, self._run(theirs))
         self.asking = world.loop.start(gateway.party, self._ask(ours))
 
     async def _run(self, control: Any) -> None:
-        child = product.Child(self.world.config, [self.gateway.listener.for_child()], None)  # type: ignore[list-item,arg-type]
+        child = product.Child(self.world.config, [self.listener], None)  # type: ignore[list-item]
         self.process, self.relay = child, child._relay
         histories.note(self)
         child._relay.context.failpoint.__class__ = _Failpoint
         child._relay.context.failpoint.child = self
         await child.run(control)
         self.ended = True
+        self.listener.close()
         self.world.child_ended(self)
 
     async def _ask(self, sock: Any) -> None:
@@ -120,7 +122,8 @@ class Child:
             self.world.loop.soon_in(self.party, handler)
 
     def kill(self) -> None:
-        self.gateway.listener.readers.pop(self.party, None)
+        self.listener.listener.readers.pop(self.party, None)
+        self.listener.close()
         self.world.loop.kill(self.party)
 
 

@@ -177,6 +177,7 @@ class Listener:
         self.readers: dict[Party, Callable[[], object]] = {}
         self.on_connection: Callable[[End], None] | None = None
         self.listens = False
+        self._descriptors = 1  # the parent's
         network.listeners[address] = self
 
     def take(self, end: End) -> None:
@@ -209,10 +210,14 @@ class Listener:
         return Socket(end), ("127.0.0.1", 1)
 
     def for_child(self) -> ChildListener:
+        self._descriptors += 1
         return ChildListener(self)
 
     def close(self) -> None:
-        """Close it as its parent: what nobody has accepted is reset."""
+        """Close one descriptor; with the last one, what nobody has accepted is reset."""
+        self._descriptors -= 1
+        if self._descriptors:
+            return
         if self.network.listeners.get(self.address) is self:
             del self.network.listeners[self.address]
         while self.backlog:
@@ -226,6 +231,7 @@ class ChildListener:
 
     def __init__(self, listener: Listener):
         self.listener = listener
+        self._closed = False
 
     def setblocking(self, flag: bool) -> None: ...
 
@@ -240,7 +246,10 @@ class ChildListener:
         return self.listener.accept()
 
     def close(self) -> None:
-        """Close this descriptor only."""
+        """Close this descriptor, also where the process has been killed."""
+        if not self._closed:
+            self._closed = True
+            self.listener.close()
 
 
 class Socket:

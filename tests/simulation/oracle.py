@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
 from gateway.journal.groups import FAILURES
 from tests.simulation import histories, promises
 from tests.simulation.promises import AFTERMATH, CALM, GRACE, MAIN, findings
-from tests.simulation.records import FORGETFUL, GONE, SILENT, Injected, Try
+from tests.simulation.records import FORGETFUL, GONE, SILENT, Execution, Injected, Try
 from tests.simulation.senders import DEADLINES, IDENTIFIED
+from tests.simulation.workers import STOCK
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -26,11 +28,14 @@ SLOW = 1.0  # seconds that an answer may take beside its task
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
+#: Seconds after a cut for which a worker may have no connection for its replies.
+NO_REPLIES = 3.0
 #: Seconds after its answer for which a delivery may wait to be written to the journal.
 UNWRITTEN = 60.0
 #: Why a delivery is not run again though nothing is broken.
 REFUSED_REPLAYS = ("another replay", "had no message", "interrupted")
 BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
+PATIENCE = 1.0  # seconds that a gateway waits for Redis
 
 
 class Judge(promises.Judge):
@@ -47,6 +52,7 @@ class Judge(promises.Judge):
         self.gone |= self.dead(MAIN)
         forgot = [one.ended for one in self.seen.injected if one.kind in FORGETFUL]
         self.gone |= {t.delivery for t in self.seen.tries if t.at <= max(forgot, default=0.0)}
+        self.raced = set(_raced(world))
 
     def served(self, one: Try) -> bool:
         """Was everything there for long when a try began, and until its end?"""
@@ -69,6 +75,22 @@ class Judge(promises.Judge):
 
     def _frozen(self, one: Try) -> bool:
         return self.hit(one.at, one.answered, "frozen", target=one.gateway)
+
+
+def _raced(world: World) -> Iterator[str]:
+    """Yield the deliveries whose task a stock worker ran twice at once.
+
+    Each run looks for a success before one is stored, so the second one replaces the first.
+    """
+    stock = {worker.name for worker in world.workers.values() if worker.order == STOCK}
+    runs: dict[str, list[Execution]] = defaultdict(list)
+    for e in world.evidence.executions:
+        if e.worker in stock and not e.failed:
+            runs[e.task_id].append(e)
+    for each in runs.values():
+        each.sort(key=lambda e: e.at)
+        if any(later.at <= earlier.stored for earlier, later in pairwise(each)):
+            yield each[0].delivery
 
 
 def internal(judge: Judge) -> Iterator[str]:
@@ -111,7 +133,7 @@ def forgotten(judge: Judge) -> Iterator[str]:
             each
             for each in judge.seen.injected
             if each.overlaps(one.at - CUT_AFTER, one.answered)
-            and _hides(each, one, judge.seen.strategy)
+            and _hides(each, one, judge.seen.strategy, since)
         ]
         back = one.answered - BACK
         if since < back and all(_is_back(each, back) for each in others):
@@ -127,11 +149,11 @@ def _is_back(fault: Injected, since: float) -> bool:
     return away and fault.ended < since
 
 
-def _hides(fault: Injected, one: Try, strategy: str) -> bool:
-    """Tell whether a fault may hide from a try that a result is stored."""
+def _hides(fault: Injected, one: Try, strategy: str, since: float) -> bool:
+    """Tell whether a fault may hide from a try that a result is stored `since` then."""
     target, _, server = fault.target.partition(">")
     if fault.kind in CUTS or (target == "broker" and fault.kind == "killed"):
-        return False
+        return strategy == "pika" and since < fault.ended + NO_REPLIES
     if target.startswith("gateway"):
         return target == one.gateway and (strategy == "pika" or server != "broker")
     # Replies are lost with the broker, and with a worker's connection to it; one that was frozen
@@ -167,6 +189,44 @@ def slow_refusals(judge: Judge) -> Iterator[str]:
             since, one.answered, "killed", "frozen", "jumps", "leader lost", target="broker"
         )
         if not others and (one.took > CONFIRM + SLOW or (blocked and alone)):
+            yield judge.show(one)
+
+
+def held_up_by_redis(judge: Judge) -> Iterator[str]:
+    """Find tries that waited for a Redis that is away though they need not.
+
+    What needs Redis is refused soon; what does not is accepted as ever.
+    """
+    for one in judge.seen.tries:
+        if one.number != 1 or one.at < judge.seen.ready or one.took <= PATIENCE + SLOW:
+            continue
+        others = [
+            each
+            for each in judge.seen.injected
+            if each.overlaps(one.at - AFTERMATH, one.answered)
+            and not _reaches(each, one.gateway, "redis")
+        ]
+        if others:
+            continue
+        away = any(
+            each.kind in ("frozen", "black hole", "stalled", "killed")
+            and each.began < one.at - SLOW
+            and one.answered < each.ended
+            for each in judge.seen.injected
+        )
+        if one.route == "/plain-accept" or (away and one.route in IDENTIFIED):
+            yield judge.show(one)
+
+
+def _reaches(fault: Injected, gateway: str, server: str) -> bool:
+    """Tell whether a fault is of that server, or of the way to it from that gateway."""
+    return fault.target in (server, f"{gateway}>{server}")
+
+
+def given_up(judge: Judge) -> Iterator[str]:
+    """Find tries that ended with their connection to the broker though their result is stored."""
+    for one in judge.seen.tries:
+        if one.type == "results-lost" and one.route in IDENTIFIED:
             yield judge.show(one)
 
 
@@ -270,6 +330,8 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "unavailable though nothing is broken": unavailable,
     "answered without a result that was there": forgotten,
     "refused late": slow_refusals,
+    "held up by Redis": held_up_by_redis,
+    "given up with a connection": given_up,
     "left behind": left,
     "journal": journal,
     "replays": replays,

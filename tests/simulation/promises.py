@@ -26,6 +26,8 @@ GRACE = 0.5  # seconds after the deadline
 CALM = 15.0  # seconds after the last fault until everything has to serve
 #: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
 AFTERMATH = 25.0
+#: Seconds in which a request and the end of its connection may cross.
+CROSSING = 0.5
 #: Problems of which the sender is told that the message was not published, or not taken.
 REFUSALS = {
     "broker-blocked", "broker-unavailable", "full", "rejected", "results-unavailable",
@@ -60,6 +62,8 @@ class Judge:
         self.main = [e for e in seen.executions if e.name == MAIN and e.task_id not in self.again]
         #: Deliveries whose task or result is lost, and may be.
         self.gone: set[str] = set()
+        #: Deliveries whose stored result may be another than the first one.
+        self.raced: set[str] = set()
 
     def dead(self, name: str) -> set[str]:
         """Return the deliveries of dead letters for this task."""
@@ -150,7 +154,7 @@ def different(judge: Judge) -> Iterator[str]:
         if one.status == 200 and one.route in judge.identified:
             answers[one.delivery][one.body] = None
     for delivery, text in judge.seen.read:
-        if delivery in answers:
+        if delivery in answers and delivery not in judge.raced:
             answers[delivery][text] = None
     for texts in answers.values():
         if len(texts) > 1:
@@ -218,13 +222,17 @@ def dropped(judge: Judge) -> Iterator[str]:
     """Find connections that ended without an answer though nobody had killed the gateway."""
     for one in judge.seen.tries:
         killed = judge.hit(
-            one.at - 0.1, one.answered, "killed", "child killed", "killed at", "drained",
-            target=one.gateway,
-        )  # fmt: skip
-        restarting = one.reused and judge.hit(
-            one.at - 20, one.answered, "reloaded", target=one.gateway
+            one.at - 0.1, one.answered, "killed", "child killed", "killed at", target=one.gateway
         )
-        if one.status in (RESET, REFUSED) and not killed and not restarting:
+        away = one.status == REFUSED and judge.hit(
+            one.at - 0.1, one.answered, "drained", target=one.gateway
+        )
+        # It was sent on an idle connection that was just being closed.
+        crossed = one.reused and one.took < CROSSING
+        restarting = crossed and judge.hit(
+            one.at - 20, one.answered, "reloaded", "drained", target=one.gateway
+        )
+        if one.status in (RESET, REFUSED) and not (killed or away or restarting):
             yield judge.show(one)
 
 

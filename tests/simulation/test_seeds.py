@@ -15,6 +15,7 @@ FOUND = {
     ("redis", 500032): "the same",
     ("pika", 307): "an acceptance that the journal delays came after deadline and half second",
     ("pika", 500157): "a late result was not fetched again soon where Redis had not answered",
+    ("pika", 76): "a publisher that ended while it connected left its connection open",
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("redis", 2000144): "a subscription stayed with a former primary",
     ("redis", 2000446): "the same",

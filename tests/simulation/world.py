@@ -122,6 +122,8 @@ class World:
         self.evidence.ready = loop.time()
         sending = loop.start(self.senders.party, self.senders.run())
         replaying = loop.start(self.party, self.persons.run())
+        for at in self.plan.flushes:
+            self.later(at, self._forget_scripts)
         if not self.plan.calm:
             await faults.inject(self, self.plan.faults)
         self.senders.until = loop.time() + self.plan.seconds + 30
@@ -169,6 +171,10 @@ class World:
         await asyncio.sleep(3)
         for child in children:
             self.evidence.left += holdings.stopped(child)
+
+    def _forget_scripts(self) -> None:
+        self.trace("redis", "forgets its scripts")
+        self.redis.scripts.clear()
 
     def listen_broker(self) -> None:
         self._broker_listener = self.network.serve(self.broker_party, ("broker", 5672), self.broker)
@@ -354,5 +360,8 @@ class Plan:
         quorum = self.queue.get("x-queue-type") == "quorum"
         self.faults = [] if self.calm else faults.draw(rng, self.gateways, SECONDS, quorum)
         self.senders: set[int] | None = None
+        #: When Redis forgets its scripts, of which nobody may notice anything.
+        flushes = Random(f"flushes {strategy} {seed}")
+        self.flushes = [flushes.uniform(0, self.seconds) for _ in range(flushes.choice([0, 0, 1]))]
         self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False
