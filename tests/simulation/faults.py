@@ -113,6 +113,14 @@ def draw(rng: Random, gateways: int, seconds: float, quorum: bool) -> list[Fault
     return sorted(faults, key=lambda fault: fault.at)
 
 
+def swallowed(rng: Random, gateways: int, seconds: float) -> list[Fault]:
+    """Draw, for every fourth seed, connections that a firewall forgets without a word."""
+    if rng.random() > 0.25:
+        return []
+    link = f"gateway{rng.randint(1, gateways)}>{rng.choice(['broker', 'redis'])}"
+    return [Fault(round(rng.uniform(0, seconds), 2), link, "swallowed", 0.0)]
+
+
 def _fault(rng: Random, gateways: int, at: float, quorum: bool) -> Fault:
     family = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     kinds = {kind: KINDS[family][kind] for kind in KINDS[family] if kind != LEADER or quorum}
@@ -282,6 +290,10 @@ async def _forget(world: World, fault: Fault) -> None:
     world.network.forget(*_link(fault))
 
 
+async def _swallow(world: World, fault: Fault) -> None:
+    world.network.swallow(*_link(fault))
+
+
 async def _slow(world: World, fault: Fault) -> None:
     conditions = Conditions(0.03, 0.25, 0.1, 0.1, rate=125_000)
     world.network.change(*_link(fault), conditions)
@@ -418,6 +430,7 @@ _LINK: dict[str, _Inject] = {
     "black hole": _hold,
     "reset": _reset,
     "forgotten": _forget,
+    "swallowed": _swallow,
     "slow": _slow,
 }
 _GATEWAY: dict[str, _Inject] = {

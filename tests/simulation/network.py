@@ -79,11 +79,17 @@ class Network:
 
     def forget(self, client: str, server: str) -> None:
         """Reset the connections of two parties for the client; the server hears nothing."""
-        for end in self._ends(client, server):
+        for end in self.swallow(client, server):
+            end.arrived(_RST)
+
+    def swallow(self, client: str, server: str) -> list[End]:
+        """Let nothing arrive any more on the connections of two parties, and return them."""
+        ends = self._ends(client, server)
+        for end in ends:
             end.conditions = end.peer.conditions = Conditions(held=True)
             end.go_on()
             end.peer.go_on()
-            end.arrived(_RST)
+        return ends
 
     def _ends(self, client: str, server: str) -> list[End]:
         return [

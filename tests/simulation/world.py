@@ -358,10 +358,13 @@ class Plan:
         self.seconds = WARM + SECONDS + CALM + AFTER
         self.queue = _queue(Random(f"queues {strategy} {seed}"))
         quorum = self.queue.get("x-queue-type") == "quorum"
-        self.faults = [] if self.calm else faults.draw(rng, self.gateways, SECONDS, quorum)
-        self.senders: set[int] | None = None
+        rare = Random(f"rare {strategy} {seed}")
         #: When Redis forgets its scripts, of which nobody may notice anything.
-        flushes = Random(f"flushes {strategy} {seed}")
-        self.flushes = [flushes.uniform(0, self.seconds) for _ in range(flushes.choice([0, 0, 1]))]
+        self.flushes = [rare.uniform(0, self.seconds) for _ in range(rare.choice([0, 0, 1]))]
+        self.faults = []
+        if not self.calm:
+            self.faults = faults.draw(rng, self.gateways, SECONDS, quorum)
+            self.faults += faults.swallowed(rare, self.gateways, SECONDS)
+        self.senders: set[int] | None = None
         self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False
