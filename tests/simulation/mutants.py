@@ -161,7 +161,6 @@ MUTANTS = [
         'self.fail(claim, outcome.error or "", answer)',
         "pass",
     ),
-    _m("claims' writes not repeated", _CLAIMS, "if monotonic() - since < _RETRY_FOR:", "if False:"),
     _m(
         "a subscription to a late result kept",
         "claims/late_results",
@@ -323,12 +322,6 @@ MUTANTS = [
         "pending_task",
         "        self._changed = None\n        self.ended = True\n",
         "        self.ended = True\n",
-    ),
-    _m(
-        "a failure that is not remembered",
-        "claims/scripts",
-        "    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])\n",
-        "",
     ),
     _m(
         "a lease that anybody renews",
