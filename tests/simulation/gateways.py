@@ -13,7 +13,7 @@ from gateway.process import child as product
 from tests.simulation import histories
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.network import Listener, pair
-from tests.simulation.senders import DEADLINES, IDENTIFIED
+from tests.simulation.senders import DEADLINES, FALLBACK, HASTY, IDENTIFIED, TRIES, TRY_AFTER
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -26,6 +26,7 @@ _ANSWERS = {
     "/plain-accept": "accept",
     "/later": "wait-then-accept",
     "/also": "accept",
+    HASTY: "wait-then-accept",
 }
 
 
@@ -42,13 +43,15 @@ def configuration(strategy: str, queue: dict[str, Any], **settings: Any) -> Conf
             "path": path,
             "answer": _ANSWERS.get(path, path[1:]),
             "deadline": deadline,
-            "idempotency": "header:X-Delivery" if path in IDENTIFIED else "none",
+            "idempotency": "header:X-Delivery" if path in (*IDENTIFIED, HASTY) else "none",
             "task": "simulated.nonce",
             "queue": "main",
             **kind,
         }
         if path == "/also":
             route["also"] = [{"task": "simulated.further", "queue": "further", **kind}]
+        if path == HASTY:
+            route |= {"tries": TRIES, "retry_after": TRY_AFTER, "fallback": FALLBACK}
         routes.append(route)
     values = {
         "strategy": strategy,

@@ -173,6 +173,18 @@ MUTANTS = [
         "subscription.remove(channel, on_message)",
         "pass",
     ),
+    _m(
+        "a last try that is held",
+        _CLAIMED,
+        "if claim.tries < self.route.tries and",
+        "if claim.tries <= self.route.tries and",
+    ),
+    _m(
+        "earlier tries that are not held",
+        _CLAIMED,
+        "if claim.tries < self.route.tries and",
+        "if False and",
+    ),
     _m("no rejoin", _CLAIMED, "not isinstance(error, ResultsLost)", "True"),
     _m("a transient message", _RELAY, "persistent=later or route.durable", "persistent=False"),
     _m("a result that is not stored", _RELAY, "store=later,", "store=False,"),

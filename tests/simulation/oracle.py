@@ -16,7 +16,7 @@ from gateway.journal.groups import FAILURES
 from tests.simulation import histories, promises
 from tests.simulation.promises import AFTERMATH, CALM, GRACE, MAIN, findings
 from tests.simulation.records import FORGETFUL, GONE, SILENT, Execution, Injected, Try
-from tests.simulation.senders import DEADLINES, IDENTIFIED
+from tests.simulation.senders import DEADLINES, HASTY, IDENTIFIED, TRIES, TRY_AFTER
 from tests.simulation.workers import STOCK
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ PATIENCE = 1.0  # seconds that a gateway waits for Redis
 class Judge(promises.Judge):
     """Looks at all that a world has shown."""
 
-    identified = IDENTIFIED
+    identified = (*IDENTIFIED, HASTY)
 
     def __init__(self, world: World):
         super().__init__(world.evidence, world.began)
@@ -226,8 +226,31 @@ def _reaches(fault: Injected, gateway: str, server: str) -> bool:
 def given_up(judge: Judge) -> Iterator[str]:
     """Find tries that ended with their connection to the broker though their result is stored."""
     for one in judge.seen.tries:
-        if one.type == "results-lost" and one.route in IDENTIFIED:
+        if one.type == "results-lost" and one.route in judge.identified:
             yield judge.show(one)
+
+
+def hasty(judge: Judge) -> Iterator[str]:
+    """Find deliveries of hasty senders that got no answer in time though nothing was broken.
+
+    One of their tries gets the result where the task ends before the last deadline; else the last
+    one gets the fallback, and no earlier one.
+    """
+    deliveries: dict[str, list[Try]] = defaultdict(list)
+    for one in judge.seen.tries:
+        if one.hasty:
+            deliveries[one.delivery].append(one)
+    for tries in deliveries.values():
+        first, last = tries[0], tries[-1]
+        broken = first.at < judge.seen.ready or judge.hit(first.at - CALM, last.answered)
+        if broken or first.failing:
+            continue
+        most = (TRIES - 1) * TRY_AFTER + DEADLINES[HASTY]
+        due = 200 if first.seconds < most - SLOW else 202 if first.seconds > most + SLOW else None
+        if last.status != due and (due is not None or not last.good):
+            yield f"{judge.show(last)}, of a task that takes {first.seconds} s"
+        if last.status == 202 and last.number < TRIES:
+            yield f"{judge.show(last)} before the last try"
 
 
 def left(judge: Judge) -> Iterator[str]:
@@ -332,6 +355,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "refused late": slow_refusals,
     "held up by Redis": held_up_by_redis,
     "given up with a connection": given_up,
+    "hasty senders": hasty,
     "left behind": left,
     "journal": journal,
     "replays": replays,

@@ -128,7 +128,7 @@ def unacknowledged(judge: Judge) -> Iterator[str]:
         for one in judge.seen.tries
         if one.delivery not in taken | judge.gone
         and one.route in judge.identified
-        and not one.failing
+        and not (one.failing or one.hasty)
     }
     yield from map(judge.show, last.values())
 

@@ -35,6 +35,7 @@ class Try:
     location: str = ""
     reused: bool = False  # its connection had had another request, so it may just be being closed
     failing: bool = False  # its task may fail
+    hasty: bool = False  # its sender tries three times only
     query: str = ""
     delay: float = 0.0  # seconds for which the machine held it up
 

@@ -68,7 +68,7 @@ class World:
             early = self.random.random() < 0.15
             name = f"worker{i + 1}"
             self.workers[name] = Worker(self, name, order, early)
-        self.senders = Senders(self, DELIVERIES, plan.seconds, plan.senders)
+        self.senders = Senders(self, DELIVERIES, plan.hasty, plan.seconds, plan.senders)
         self.persons = Persons(self, plan.persons, plan.seconds)
         self.failpoints: dict[str, str] = {}
         self.inspected: dict[str, Any] = {}
@@ -361,6 +361,7 @@ class Plan:
         rare = Random(f"rare {strategy} {seed}")
         #: When Redis forgets its scripts, of which nobody may notice anything.
         self.flushes = [rare.uniform(0, self.seconds) for _ in range(rare.choice([0, 0, 1]))]
+        self.hasty = rare.choice([0, 0, 12])
         self.faults = []
         if not self.calm:
             self.faults = faults.draw(rng, self.gateways, SECONDS, quorum)
