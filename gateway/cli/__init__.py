@@ -1,4 +1,4 @@
-"""The command line: a file in `commands` each. Only this package prints and ends the process."""
+"""The command line: a file in `commands` each. Only this package prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request from its arrival to its end: what is known of it, its answer, its deadline."""
+"""A complete request until its end: what is known of it, its answer, its deadline."""
 
 from __future__ import annotations
 

@@ -107,6 +107,9 @@ SHOWN = {
         "integration/test_poison.py::test_a_prefetched_message_runs_again_after_a_lost_connection",
         "integration/test_poison.py::test_poison_on_the_queue_celery_lies_among_the_dead_letters",
     ],
+    "two copies of one message at once, after an outage": [
+        "integration/test_result_script.py::test_a_success_is_final",
+    ],
     "the pools `prefork`, `threads`, `gevent`, `eventlet`, `solo`": [
         "integration/test_lost_results.py::test_a_worker_goes_on",
         "unit/test_remote_answers.py::"

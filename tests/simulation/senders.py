@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 #: The routes with an identity, and those without: deadline in seconds.
 IDENTIFIED = {"/wait": 5.0, "/accept": 5.0, "/later": 2.0, "/also": 5.0}
 PLAIN = {"/plain": 5.0, "/plain-accept": 5.0}
-#: The route of senders as WeChat's, who wait five seconds for each of three tries, and what the last
-#: one gets where there is no result yet.
+#: The route of senders as WeChat's, who wait five seconds for each of three tries, and what the
+#: last one gets where there is no result yet.
 HASTY, TRIES, TRY_AFTER, FALLBACK = "/hasty", 3, 5.0, "success"
 DEADLINES = IDENTIFIED | PLAIN | {HASTY: 4.5}
 EXTRA = 8.0  # seconds after the deadline for which a sender waits
