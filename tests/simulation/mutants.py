@@ -113,12 +113,6 @@ MUTANTS = [
     ),
     _m("no heartbeats", "amqp/broker", "HEARTBEAT = 10\n", "HEARTBEAT = 0\n"),
     _m(
-        "a failed claim restored",
-        "claims/scripts",
-        "state == 'R' and redis.call('EXISTS', KEYS[2]) == 0",
-        "state == 'R'",
-    ),
-    _m(
         "a lapsed claim gets another task",
         "claims/scripts",
         "    found = 'lapsed'",
