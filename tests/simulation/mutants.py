@@ -219,12 +219,6 @@ MUTANTS = [
         "while False and any(stream.busy",
     ),
     _m(
-        "a drain that forgets the backlog",
-        "http/server",
-        "for _ in range(self._config.backlog):",
-        "for _ in range(0):",
-    ),
-    _m(
         "no limit for a command's reply",
         "stores/pipeline",
         "if end <= now:",
