@@ -114,7 +114,7 @@ def draw(rng: Random, gateways: int, seconds: float, quorum: bool) -> list[Fault
 
 
 def swallowed(rng: Random, gateways: int, seconds: float) -> list[Fault]:
-    """Draw, for every fourth seed, connections that a firewall forgets without a word."""
+    """Draw, for every fourth seed, that a firewall forgets half of the connections of a link."""
     if rng.random() > 0.25:
         return []
     link = f"gateway{rng.randint(1, gateways)}>{rng.choice(['broker', 'redis'])}"
@@ -291,7 +291,7 @@ async def _forget(world: World, fault: Fault) -> None:
 
 
 async def _swallow(world: World, fault: Fault) -> None:
-    world.network.swallow(*_link(fault))
+    world.network.swallow(*_link(fault), share=0.5)
 
 
 async def _slow(world: World, fault: Fault) -> None:

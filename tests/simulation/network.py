@@ -82,9 +82,9 @@ class Network:
         for end in self.swallow(client, server):
             end.arrived(_RST)
 
-    def swallow(self, client: str, server: str) -> list[End]:
-        """Let nothing arrive any more on the connections of two parties, and return them."""
-        ends = self._ends(client, server)
+    def swallow(self, client: str, server: str, share: float = 1.0) -> list[End]:
+        """Let nothing arrive any more on a share of two parties' connections, and return these."""
+        ends = [end for end in self._ends(client, server) if self.random.random() < share]
         for end in ends:
             end.conditions = end.peer.conditions = Conditions(held=True)
             end.go_on()

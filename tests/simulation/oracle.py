@@ -28,6 +28,8 @@ SLOW = 1.0  # seconds that an answer may take beside its task
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
+#: Seconds after which a connection that a firewall has forgotten is noticed: two silences of five.
+UNNOTICED = 12.0
 #: Seconds after a cut for which a worker may have no connection for its replies.
 NO_REPLIES = 3.0
 #: Seconds after its answer for which a delivery may wait to be written to the journal.
@@ -36,6 +38,7 @@ UNWRITTEN = 60.0
 REFUSED_REPLAYS = ("another replay", "had no message", "interrupted")
 BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
 PATIENCE = 1.0  # seconds that a gateway waits for Redis
+JOURNAL = 0.4  # seconds that an acceptance waits for the journal
 
 
 class Judge(promises.Judge):
@@ -132,7 +135,9 @@ def forgotten(judge: Judge) -> Iterator[str]:
         others = [
             each
             for each in judge.seen.injected
-            if each.overlaps(one.at - CUT_AFTER, one.answered)
+            if each.overlaps(
+                one.at - (UNNOTICED if each.kind == "swallowed" else CUT_AFTER), one.answered
+            )
             and _hides(each, one, judge.seen.strategy, since)
         ]
         back = one.answered - BACK
@@ -198,7 +203,9 @@ def held_up_by_redis(judge: Judge) -> Iterator[str]:
     What needs Redis is refused soon; what does not is accepted as ever.
     """
     for one in judge.seen.tries:
-        if one.number != 1 or one.at < judge.seen.ready or one.took <= PATIENCE + SLOW:
+        needed = one.route in judge.identified
+        patience = PATIENCE + SLOW if needed else JOURNAL + GRACE
+        if one.number != 1 or one.at < judge.seen.ready or one.took <= patience:
             continue
         others = [
             each
@@ -214,7 +221,7 @@ def held_up_by_redis(judge: Judge) -> Iterator[str]:
             and one.answered < each.ended
             for each in judge.seen.injected
         )
-        if one.route == "/plain-accept" or (away and one.route in IDENTIFIED):
+        if one.route == "/plain-accept" or (away and needed):
             yield judge.show(one)
 
 

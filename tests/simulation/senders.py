@@ -166,7 +166,7 @@ class Senders:
             f"POST {one.route}?{query} HTTP/1.1\r\nHost: x\r\nX-Delivery: {one.delivery}\r\n"
             f"X-Try: {one.id}\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode()
-        slow = rng.random() < 0.1
+        slow = rng.random() < 0.1 and not one.hasty
         twin = rng.random() < 0.05  # the same request twice on one connection
         client = None
         began = loop.time()
