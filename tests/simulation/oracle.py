@@ -122,7 +122,7 @@ def forgotten(judge: Judge) -> Iterator[str]:
     """Find tries that were answered without their result though it was stored for long.
 
     Only where nothing but connections was lost, which is noticed at once, or where Redis was
-    killed or failed over, and is there again for long.
+    away, and has been there again for long.
     """
     stored: dict[str, float] = {}
     # A task that has failed, and then runs again and succeeds, is not that of the next try.
@@ -141,7 +141,7 @@ def forgotten(judge: Judge) -> Iterator[str]:
             and _hides(each, one, judge.seen.strategy, since)
         ]
         back = one.answered - BACK
-        if since < back and all(_is_back(each, back) for each in others):
+        if since < back and all(_is_back(each, one.gateway, back) for each in others):
             others = []
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
         known = one.route in IDENTIFIED and one.delivery not in judge.gone
@@ -149,9 +149,9 @@ def forgotten(judge: Judge) -> Iterator[str]:
             yield judge.show(one)
 
 
-def _is_back(fault: Injected, since: float) -> bool:
-    away = fault.target == "redis" and fault.kind in ("killed", "failed over")
-    return away and fault.ended < since
+def _is_back(fault: Injected, gateway: str, since: float) -> bool:
+    away = fault.kind in ("killed", "failed over", "frozen", "black hole", "stalled")
+    return away and _reaches(fault, gateway, "redis") and fault.ended < since
 
 
 def _hides(fault: Injected, one: Try, strategy: str, since: float) -> bool:
