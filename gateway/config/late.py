@@ -88,6 +88,10 @@ class Fetch(Model):
     life: str
 
 
+#: The keys on which it depends what is sent, and where to.
+_SENT = {"url", "method", "headers", "body", "text", "unwrap", "silent", "fetch"}
+
+
 class Late(Model):
     """How a late answer is sent; times are in seconds.
 
@@ -200,7 +204,8 @@ class Late(Model):
     @cached_property
     def key(self) -> str:
         """A text that differs where what is sent differs; secrets do not count."""
-        return blake2b(self.model_dump_json().encode(), digest_size=8).hexdigest()
+        sent = self.model_dump_json(include=_SENT, exclude_defaults=True)
+        return blake2b(sent.encode(), digest_size=8).hexdigest()
 
     @cached_property
     def _values(self) -> dict[str, list[Callable[[Delivery], Any]]]:

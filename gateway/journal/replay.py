@@ -26,6 +26,7 @@ from gateway.errors import (
     NotFound,
     Rejected,
     RequestError,
+    StoreError,
     Unroutable,
 )
 from gateway.journal.entry import DONE, OPEN, RECEIVED, Entry, ended, iso_now, order
@@ -212,7 +213,8 @@ class Replayer:
             # The run before may have ended meanwhile, or its end may have been written only now.
             entry = await self._store.get(entry.id) or entry
             runs = [*entry.runs, entry.run() | resent]
-            await self._store.end_replay(entry.id, task_id, taken=True, runs=runs[-_RUNS:])
+            if not await self._store.end_replay(entry.id, task_id, taken=True, runs=runs[-_RUNS:]):
+                raise StoreError("it has lost that the replay had begun")
         except GatewayError as exc:
             why = f"it was published, which the journal does not have: {exc}"
             return Replay(entry.id, task_id, why, unavailable=True)

@@ -325,19 +325,19 @@ return {'begun', ARGV[1]}
 """
 )
 
-# KEYS: the hash, open, changed, missed. Arguments: id, the replay's task id, 1 if the broker
-# has taken it, 0 if not, '' if that is not known, first look (ms from now), channel, the runs until
-# now
+# Returns nothing where Redis has lost the beginning. KEYS: the hash, open, changed, missed.
+# Arguments: id, the replay's task id, 1 if the broker has taken it, 0 if not, '' if that is not
+# known, first look (ms from now), channel, the runs until now
 END_REPLAY = (
     _MARK
     + NOW
     + """
 if redis.call('HGET', KEYS[1], 'replaying') ~= ARGV[2] then
-    return
+    return redis.call('HGET', KEYS[1], 'task_id') == ARGV[2] or redis.call('EXISTS', KEYS[1]) == 0
 end
 redis.call('HDEL', KEYS[1], 'replaying_until')
 if ARGV[3] == '' then
-    return
+    return true
 end
 redis.call('HDEL', KEYS[1], 'replaying')
 mark(KEYS[3], ARGV[1])
@@ -349,6 +349,7 @@ if ARGV[3] == '1' then
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
 end
+return true
 """
 )
 

@@ -301,22 +301,24 @@ class JournalStore:
         task_id: str,
         taken: bool | None,
         runs: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
+    ) -> bool:
         """Write how the replay that has begun as `task_id` has ended, if it has not yet.
 
         None: it is not known whether the broker has taken it, so it is interrupted from now on.
+        False: the store has lost that it has begun.
 
         If the broker has `taken` the task, it is the delivery's from now on, which is open again in
         the state *replayed*, without error and attempts, has been replayed once more, and its
         `runs` are these.
         """
         keys = self._keys
-        await self._run(
+        there = await self._run(
             "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
             keys.of(delivery_id), keys.open, *self._marks,
             delivery_id, task_id, "" if taken is None else int(taken), FIRST_LOOK, keys.changes,
             json.dumps(runs),
         )  # fmt: skip
+        return bool(there)
 
     async def get(self, delivery_id: str) -> Entry | None:
         """Return one entry by its id, in a time that does not depend on the number of entries."""

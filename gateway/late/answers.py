@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from asyncio import Semaphore
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
@@ -292,11 +293,16 @@ class LateAnswers:
             for task_id in [key for key, (until, _) in self._listening.items() if until <= now]:
                 self._forget(task_id)
             if not due:
-                await asyncio.sleep(_PAUSE)
+                # By chance, as else the same one of several gateways would always be the first.
+                await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.5))
 
     async def _look(self, due: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
-        due = [found for found in due if found.record.task_id not in self._sending]
+        due = [
+            found
+            for found in due
+            if found.record.task_id not in self._sending and not self._is_anothers(found)
+        ]
         held = Counter(self._sending.values())
         ready = [
             found
@@ -310,9 +316,7 @@ class LateAnswers:
         }
         for found in due:
             record = found.record
-            sender = self._senders.get((record.route, record.key))
-            terms = sender.terms if sender else states.GONE
-            if (changed := record.looked_at(terms, found.now)) is not None:
+            if (changed := self._looked_at(found)) is not None:
                 self._run(self._end(found, changed))
             elif found in ready:
                 outcome = outcomes.get(record.task_id)
@@ -327,15 +331,26 @@ class LateAnswers:
             elif record.end:
                 self._run(self._ended(found))
 
+    def _is_anothers(self, found: Found) -> bool:
+        """Is it left to a gateway with another configuration, as long as it may be sent?"""
+        record = found.record
+        known = (record.route, record.key) in self._senders
+        return not (known or record.end) and found.now < record.expires
+
+    def _looked_at(self, found: Found) -> Record | None:
+        record = found.record
+        sender = self._senders.get((record.route, record.key))
+        if sender is not None:
+            return record.looked_at(sender.terms, found.now)
+        sent = record.state == states.SENDING
+        return None if record.end else record.lost("the `late` of its route has changed", sent)
+
     # Sending -----------------------------------------------------------------------------------
 
     async def _send(self, found: Found, outcome: Outcome | None) -> None:
         """Send what a task has returned, or once more what is known already."""
         record, version, now = found
-        since, route = monotonic(), self._routes.get((record.route, record.key))
-        if route is None:
-            await self._end(found, record.lost("the `late` of its route has changed since"))
-            return
+        since, route = monotonic(), self._routes[record.route, record.key]
         sender, message = self._senders[record.route, record.key], record.message
         if message is None:
             assert outcome is not None

@@ -48,10 +48,6 @@ class Terms:
     replaces: bool
 
 
-#: Those of a record whose route has changed: it is not sent any more.
-GONE = Terms(tries=0, replaces=False)
-
-
 @dataclass(slots=True, frozen=True)
 class Record:
     """A late answer.

@@ -185,6 +185,18 @@ async def test_a_run_that_fails_while_it_is_replayed_has_failed(config, metrics)
         assert [(run["state"], run["error"]) for run in one.runs] == [(FAILED, "ValueError")]
 
 
+async def test_who_replays_is_told_that_the_store_has_lost_the_beginning(config, metrics, client):
+    async def publish(*_: object) -> None:
+        client.hdel(Keys(config).of("one"), "replaying", "replaying_until")
+
+    async with opened(config, metrics) as journal, JournalStore.opened(config) as store:
+        assert await journal.begin(message("one"), "task", "")
+        chosen = await store.get("one")
+        assert chosen is not None
+        replay = await Replayer(store, publish).run(chosen)
+    assert replay.problem.startswith("it was published, which the journal does not have: ")
+
+
 async def test_what_is_too_old_is_removed_though_no_results_are_followed(
     unfollowed, metrics, client, monkeypatch
 ):

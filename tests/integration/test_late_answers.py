@@ -265,6 +265,29 @@ def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
     return client.zscore(late._records._due, task_id) > 0
 
 
+async def test_a_record_is_left_to_those_who_know_its_block_until_its_time_is_over(
+    client, deployed, redis_server
+):
+    async with deployed("slack") as (server, gateways, body, expected):
+        block, *_ = parts("slack", server)
+        other = Gateways(redis_server.url, {**block, "body": {"other": "{answer}"}})
+        brief = Gateways(redis_server.url, {**block, "window": 1})
+        async with other.process():
+            async with brief.process() as late:
+                over = await brief.answer(late, body)
+            await eventually(lambda: other.count("failed") + brief.count("failed"))
+            async with gateways.process() as late:
+                task_id = await gateways.answer(late, body)
+            before = client.zscore(late._records._due, task_id)
+            end(client, task_id, "done")
+            await eventually(lambda: client.zscore(late._records._due, task_id) > before)
+            async with gateways.process():
+                await eventually(lambda: gateways.count("answered"))
+
+        assert server.taken == [expected]
+        assert other.journal.states | brief.journal.states == {over: [LATE_FAILED]}
+
+
 @pytest.mark.parametrize("kind", SENDERS)
 async def test_errors_and_limits_are_waited_out(client, deployed, kind):
     async with deployed(kind, tries=5) as (server, gateways, body, expected):
