@@ -20,7 +20,15 @@ from gateway.answer import Answer
 from gateway.claims.claim import CONFIRMED, DONE, MINE, Claim
 from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic
-from gateway.errors import Rejected, RequestError, ResultsLost, StateUnavailable, Unroutable
+from gateway.errors import (
+    NotConfirmed,
+    Rejected,
+    RequestError,
+    ResultsLost,
+    StateUnavailable,
+    Unavailable,
+    Unroutable,
+)
 from gateway.failpoints import CLAIMED, PUBLISHED
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
@@ -35,16 +43,19 @@ class ClaimedDelivery(DeliveryInFlight):
     the delivery is relayed without one.
     """
 
-    __slots__ = ("claim", "idempotency", "owner")
+    __slots__ = ("claim", "idempotency", "owner", "sent")
 
     idempotency: Idempotency
     claim: Claim | None
     #: The id of this try, which is that of its task, too, unless other tries have the same task id.
     owner: str
+    #: Has this try sent a message? Then no refusal that follows may say that nothing runs.
+    sent: bool
 
     def begin(self) -> None:
         assert self.context.idempotency is not None  # the relay has looked
         self.idempotency, self.claim = self.context.idempotency, None
+        self.sent = False
         if self.identity:
             runs_once = self.route.runs_once
             self.owner = self.context.ids.new() if runs_once else self.message.task_id
@@ -99,8 +110,13 @@ class ClaimedDelivery(DeliveryInFlight):
     # The claim ---------------------------------------------------------------------------------
 
     async def _relay(self, again: bool = False) -> None:
-        while not await self._try(again):
-            again = True
+        try:
+            while not await self._try(again):
+                again = True
+        except Unavailable as exc:
+            if self.sent:
+                raise NotConfirmed from exc
+            raise
 
     async def _wait_again(self, claim: Claim, pending: PendingTask) -> None:
         if not await self.idempotency.waiter.wait(claim, pending):
@@ -229,6 +245,7 @@ class ClaimedDelivery(DeliveryInFlight):
                 self._not_published(claim)
                 return None
             pending = publish()
+            self.sent = True
         except RequestError:  # it was not sent
             self._not_published(claim)
             raise
@@ -238,6 +255,6 @@ class ClaimedDelivery(DeliveryInFlight):
         return pending
 
     def _not_published(self, claim: Claim) -> None:
-        """Release the claim, as nothing was sent: the next try publishes under its own task id."""
+        """Release the claim: the next try publishes, under its own task id if nothing was sent."""
         if claim.ours:
-            self.idempotency.claims.release(claim, not_taken=True)
+            self.idempotency.claims.release(claim, not_taken=not self.sent)

@@ -14,6 +14,7 @@ import pytest
 from gateway.amqp import broker as broker_module
 from gateway.amqp import publisher as publisher_module
 from gateway.amqp import publishing_channel
+from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.config.settings import Config, Route
@@ -326,6 +327,23 @@ async def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_
             assert sockets[0].fileno() == -1
     finally:
         broker.thaw()
+
+
+async def test_a_publisher_that_stops_while_it_sets_its_connection_up_ends_it_at_once(
+    broker, metrics, monkeypatch
+):
+    transports: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
+
+    async def never_ready(connection: TurnConnection, _: object) -> None:
+        transports.put_nowait(connection._transport)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(broker_module, "ensure_queues", never_ready)
+    publisher = Publisher(config(broker), metrics)
+    await publisher.start()
+    transport = await transports.get()
+    await publisher.stop()
+    assert transport.is_closing()
 
 
 @pytest.fixture

@@ -179,6 +179,7 @@ MUTANTS = [
         "if claim.tries < self.route.tries and",
         "if False and",
     ),
+    _m("a message that was sent forgotten", _CLAIMED, "self.sent = True", "pass"),
     _m("no rejoin", _CLAIMED, "not isinstance(error, ResultsLost)", "True"),
     _m("a transient message", _RELAY, "persistent=later or route.durable", "persistent=False"),
     _m("a result that is not stored", _RELAY, "store=later,", "store=False,"),
