@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import resource
 import socket
 from collections.abc import Sequence
@@ -224,6 +225,8 @@ class Server:
             listener.close()
         end = monotonic() + grace
         await self._until_quiet(min(IDLE_DRAIN, grace))
+        # What came on one of these from now on might have less time than its deadline.
+        self._close_idle(math.inf)
         while any(stream.busy for stream in self._streams) and monotonic() < end:
             await self._until_quiet(0.05)
         unanswered = sum(stream.busy for stream in self._streams)

@@ -328,12 +328,11 @@ async def test_draining_waits_for_what_takes_longer_than_idle_connections_may(se
         pending = await gateway.strategy.sent.get()
 
         drained = asyncio.ensure_future(gateway.server.drain(30))
-        await asyncio.sleep(0.5)
+        assert await idle.at_end()
         assert not drained.done()
 
         pending.settle(echo(pending.message))
         assert (await busy.answer()).body == b"busy"
-        assert await idle.at_end()
     await drained
 
 

@@ -213,6 +213,7 @@ MUTANTS = [
         "for service in reversed(self.uses):",
         "for service in ():",
     ),
+    _m("a drain that keeps what is idle", "http/server", "self._close_idle(math.inf)", "pass"),
     _m(
         "a drain that cuts requests off",
         "http/server",

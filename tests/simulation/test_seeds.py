@@ -17,6 +17,7 @@ FOUND = {
     ("pika", 500157): "a late result was not fetched again soon where Redis had not answered",
     ("pika", 76): "a publisher that stopped while it connected left its connection open",
     ("redis", 543): "a try that had sent a message was told later that nothing runs",
+    ("redis", 5073): "a drain took a request on an idle connection, and cut it off at its end",
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("redis", 2000144): "a subscription stayed with a former primary",
     ("redis", 2000446): "the same",
