@@ -9,7 +9,7 @@
 
 A delivery whose result was the answer goes from *received* to its end at once. If the result is
 sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-answer-failed* |
-*late-answer-uncertain*.
+*late-answer-uncertain*. If the task fails after a *late-answer-failed*, that is its end.
 """
 
 from __future__ import annotations

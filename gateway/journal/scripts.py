@@ -53,15 +53,18 @@ end
 # A state is only replaced by one further on; a task may have ended before its answer is written.
 _RANK = """
 local rank = {received = 1, refused = 2, accepted = 2, replayed = 2, running = 3}
+local well = {succeeded = 1, ['answered-late'] = 1, ignored = 1}
+local fails = {failed = 1, expired = 1, ['dead-lettered'] = 1}
 local late = {['answered-late'] = 1, ['late-answer-failed'] = 1, ['late-answer-uncertain'] = 1}
 local function further(state, before)
+    if before == 'late-answer-failed' then
+        return late[state] or fails[state]
+    end
     if late[state] then
         return before == 'succeeded' or rank[before] and before ~= 'refused'
     end
     return not before or (rank[state] or 4) > (rank[before] or 4)
 end
-local well = {succeeded = 1, ['answered-late'] = 1, ignored = 1}
-local fails = {failed = 1, expired = 1, ['dead-lettered'] = 1}
 local function open(state)
     return rank[state] and state ~= 'refused'
 end
@@ -271,7 +274,7 @@ local before = redis.call('HMGET', KEYS[1], 'task_id', 'state', 'status', 'repla
 if before[1] ~= ARGV[2] then
     return
 end
-if (open(before[2]) or late[ARGV[3]]) and further(ARGV[3], before[2]) then
+if before[2] ~= 'refused' and further(ARGV[3], before[2]) then
     if ARGV[7] == 'error' then
         local about = redis.call('HGET', KEYS[1], 'about')
         if about and string.find(about, '"redacted": [', 1, true) then

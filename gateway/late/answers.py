@@ -50,9 +50,9 @@ _PAUSE = 0.5  # seconds between two looks for records whose time has come
 #: Late answers that a process sends to one host at once, and those of one host that it holds then:
 #: further ones stay in Redis, and their results are not read.
 _SENDING, _HELD = 100, 200
-#: Seconds for which it is tried to write that a request is about to be sent, and what became of it;
-#: seconds between two attempts.
-_BEGIN_FOR, _END_FOR, _AGAIN = 3.0, 15.0, 0.5
+#: Seconds for which it is tried to write what has to be sent, and what became of a request; in
+#: which it is written that one is about to be sent, or else it is not; between two attempts.
+_KEEP_FOR, _END_FOR, _BEGIN_FOR, _AGAIN = 15.0, 15.0, 3.0, 0.5
 _DRAIN = 8.0  # seconds for what is being sent when the process ends
 _STATES = {ANSWERED: ANSWERED_LATE, FAILED: LATE_FAILED, UNCERTAIN: LATE_UNCERTAIN}
 
@@ -86,8 +86,9 @@ class LateAnswers:
         self._begun: dict[asyncio.Task[Any], None] = {}
         #: By host, so that a slow one keeps no other waiting; the hosts are those of the routes.
         self._places = defaultdict[str, Semaphore](lambda: Semaphore(_SENDING))
-        #: The tasks whose results are being sent, or wait for a place, with the host.
-        self._sending: dict[str, str] = {}
+        #: The tasks whose results are being sent, or wait for a place, and their numbers by host.
+        self._sending: dict[str, None] = {}
+        self._held = Counter[str]()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -103,9 +104,10 @@ class LateAnswers:
         await background.stop(self._task)
         if self._begun:
             await asyncio.wait(self._begun, timeout=_DRAIN)
-        for task in self._begun:
-            task.cancel()
-        await asyncio.gather(*self._begun, return_exceptions=True)
+        while self._begun:
+            for task in self._begun:
+                task.cancel()
+            await asyncio.gather(*self._begun, return_exceptions=True)
         await self._records.redis.stop()
         for sender in self._senders.values():
             sender.close()
@@ -146,7 +148,9 @@ class LateAnswers:
                 self._fail(route.path, delivery.id, task_id, str(exc))
             return
         make = partial(Record, task_id, delivery.id, path, key, values, delivery.traceparent)
-        kept = asyncio.ensure_future(self._keep(make, sender.window(values, age)))
+        kept = asyncio.create_task(self._keep(make, sender.window(values, age)))
+        self._begun[kept] = None
+        kept.add_done_callback(self._begun.pop)
         late = max(monotonic() - deadline, 0.0)
         then = partial(self._give, kept, give, path, delivery.id, task_id)
         background.when_done(kept, then, LATEST - late)
@@ -167,25 +171,33 @@ class LateAnswers:
         background.when_done(found, then, LATEST - late)
 
     async def _keep(self, make: Callable[..., Record], seconds: float) -> Found | None:
-        """Write a new record, whose sender takes it for `seconds`; None: another try has one.
+        """Write a new record, whose sender takes it for `seconds`; None: another try has one."""
+        until, end = monotonic() + _KEEP_FOR, monotonic() + seconds
+        while True:
+            try:
+                return await self._write(make, end)
+            except StateUnavailable:
+                if monotonic() >= until:
+                    raise
+                await asyncio.sleep(_AGAIN)
+
+    async def _write(self, make: Callable[..., Record], end: float) -> Found | None:
+        """Write a new record, which ends at `end` (monotonic); None: another try has one.
 
         A record that another try has dropped is replaced. One that waits gets a new version, so
         that the other try does not drop it any more: this one is going to be answered.
         """
-        now, version = await self._records.now(), 0
-        record = kept = make(due=now + LOOK, expires=now + seconds)
-        while not await self._records.swap(kept, version, now):
-            found = await self._records.get(record.task_id)
-            if found is None:
-                kept, version = record, 0
-            elif found.record.state == states.WAITING:
-                kept, version, now = found
-            elif found.record.end == DROPPED:
-                kept, version = record, found.version
-            else:
+        ahead = await self._records.ahead()
+        record = kept = make(due=monotonic() + ahead + LOOK, expires=end + ahead)
+        new = place = Found(record, 0, ahead)
+        while not await self._records.swap(kept, place):
+            kept, place = record, await self._records.get(record.task_id) or new
+            if place.record.state == states.WAITING:
+                kept = place.record
+            elif place.record.end != DROPPED:
                 return None
         self._failpoint.reach(LATE_KEPT)
-        return Found(kept, version + 1, now) if kept is record else None
+        return place.replaced(record) if kept is record else None
 
     def _give(
         self, kept: asyncio.Future[Found | None], give: Callable[[], bool | None], *about: str
@@ -198,17 +210,17 @@ class LateAnswers:
     def _given(
         self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Found | None]
     ) -> None:
-        if kept.cancelled():
-            return
         path, delivery_id, task_id = about
-        if (exc := kept.exception()) is not None:
-            reason = f"it could not be written to Redis: {exc.__cause__ or exc}"
+        exc = None if kept.cancelled() else kept.exception()
+        if kept.cancelled() or exc is not None:
+            reason = (exc.__cause__ or exc) if exc else "the gateway has ended"
             if given:
-                self._fail(path, delivery_id, task_id, reason)
+                text = f"it could not be written to Redis: {reason}"
+                self._fail(path, delivery_id, task_id, text)
         elif (found := kept.result()) is not None:
             if given:
                 record = found.record
-                self._listen(record, record.expires - record.due + LOOK)
+                self._listen(record, record.expires - found.now)
             else:  # the sender has disconnected, or has got an error
                 self._run(self._drop(found))
 
@@ -222,11 +234,10 @@ class LateAnswers:
 
     async def _drop(self, found: Found) -> bool:
         """End a record without sending anything, unless it has changed; tell whether it had not."""
-        record, version, now = found
-        dropped = record.ended(DROPPED)
-        if not await self._records.swap(dropped, version, now):
+        dropped = found.record.ended(DROPPED)
+        if not await self._records.swap(dropped, found):
             return False
-        await self._ended(Found(dropped, version + 1, now))
+        await self._ended(found.replaced(dropped))
         return True
 
     async def _take_back(self, task_id: str) -> bool:
@@ -298,38 +309,44 @@ class LateAnswers:
 
     async def _look(self, due: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
-        due = [
-            found
-            for found in due
-            if found.record.task_id not in self._sending and not self._is_anothers(found)
-        ]
-        held = Counter(self._sending.values())
-        ready = [
-            found
-            for found in due
-            if found.record.ready(found.now) and held[self._host(found.record)] < _HELD
-        ]
-        unread = [found.record.task_id for found in ready if found.record.message is None]
-        outcomes = {
-            task_id: decode_result(payload)
-            async for task_id, payload in self._results.stored(unread)
-        }
+        unread = dict[str, Found]()
         for found in due:
             record = found.record
+            if record.task_id in self._sending or self._is_anothers(found):
+                continue
+            if record.state != states.WAITING:  # another process has seen the result
+                self._forget(record.task_id)
             if (changed := self._looked_at(found)) is not None:
                 self._run(self._end(found, changed))
-            elif found in ready:
-                outcome = outcomes.get(record.task_id)
-                has_ended = record.message is not None or outcome is not None
-                # Another look may have begun while this one asked for the result.
-                if has_ended and record.task_id not in self._sending:
-                    self._sending[record.task_id] = self._host(record)
-                    sending = self._run(self._send(found, outcome))
-                    sending.add_done_callback(partial(self._sent, record.task_id))
-            elif record.told:
-                self._forget(record.task_id)
-            elif record.end:
+            elif record.ready(found.now) and self._has_room(record):
+                if record.message is None:
+                    unread[record.task_id] = found
+                else:
+                    self._begin(record, self._send(found, record.message))
+            elif record.end and not record.told:
                 self._run(self._ended(found))
+        async for task_id, payload in self._results.stored([*unread]):
+            outcome = decode_result(payload)
+            found = unread[task_id]
+            # Another look may have begun while this one asked for the result.
+            if (
+                outcome is not None
+                and task_id not in self._sending
+                and self._has_room(found.record)
+            ):
+                self._begin(found.record, self._send_first(found, outcome))
+
+    def _has_room(self, record: Record) -> bool:
+        """May one more be sent, or wait, to the host of a record?"""
+        return self._held[self._host(record)] < _HELD
+
+    def _begin(self, record: Record, step: Coroutine[None, None, None]) -> None:
+        """Begin to send an answer, whose task is not listened for any more."""
+        host = self._host(record)
+        self._forget(record.task_id)
+        self._sending[record.task_id] = None
+        self._held[host] += 1
+        self._run(step).add_done_callback(partial(self._sent, record.task_id, host))
 
     def _is_anothers(self, found: Found) -> bool:
         """Is it left to a gateway with another configuration, as long as it may be sent?"""
@@ -348,46 +365,48 @@ class LateAnswers:
 
     # Sending -----------------------------------------------------------------------------------
 
-    async def _send(self, found: Found, outcome: Outcome | None) -> None:
-        """Send what a task has returned, or once more what is known already."""
-        record, version, now = found
-        since, route = monotonic(), self._routes[record.route, record.key]
-        sender, message = self._senders[record.route, record.key], record.message
+    async def _send_first(self, found: Found, outcome: Outcome) -> None:
+        """Send what a task has returned, or write how the record ends without a message."""
+        record, message = self._message(found.record, outcome)
+        end = ended(outcome)
+        del outcome  # a message is much shorter than a result may be
+        with suppress(GatewayError):  # who follows the journal's tasks writes it, too
+            await self._tell(record, end)
         if message is None:
-            assert outcome is not None
-            with suppress(GatewayError):  # who follows the journal's tasks writes it, too
-                await self._tell(record, ended(outcome))
-            end, message = self._message(sender, route, record, outcome)
-            if message is None:
-                await self._end(found, end)
-                return
-        async with self._places[self._host(record)]:
-            now += monotonic() - since
-            record = record.begin(message, now)
-            if not await self._swap(record, version, now, _BEGIN_FOR):
+            await self._end(found, record)
+        else:
+            await self._send(found, message)
+
+    async def _send(self, found: Found, message: str) -> None:
+        sender = self._senders[found.record.route, found.record.key]
+        async with self._places[self._host(found.record)]:
+            since, record = monotonic(), found.record.begin(message, found.now)
+            if not await self._swap(record, found, states.LEASE):
                 return  # another process has it
+            begun = found.replaced(record)
+            if monotonic() - since > _BEGIN_FOR:  # the rest of the lease may be too short
+                await self._end(begun, replace(found.record, message=message, due=found.now))
+                return
             self._failpoint.reach(LATE_BEGUN)
-            since, began = monotonic(), time_ns()
+            began = time_ns()
             verdict = await sender.send(record)
             self._failpoint.reach(LATE_SENT)
         self._trace(record, sender, verdict, began)
-        now += monotonic() - since
-        after = record.after(verdict, sender.terms, now)
-        await self._end(Found(record, version + 1, now), after)
+        await self._end(begun, record.after(verdict, sender.terms, begun.now))
 
-    def _sent(self, task_id: str, _: asyncio.Task[Any]) -> None:
+    def _sent(self, task_id: str, host: str, _: asyncio.Task[Any]) -> None:
         self._sending.pop(task_id)
+        self._held[host] -= 1
 
     def _host(self, record: Record) -> str:
         """Return the host to which a record's message goes; empty: it goes nowhere."""
         sender = self._senders.get((record.route, record.key))
         return sender.host(record) if sender else ""
 
-    def _message(
-        self, sender: Sender, route: Route, record: Record, outcome: Outcome
-    ) -> tuple[Record, str | None]:
+    def _message(self, record: Record, outcome: Outcome) -> tuple[Record, str | None]:
         """Return the message for a task's outcome, or how the record ends without one."""
-        done = ended(outcome)
+        key = record.route, record.key
+        sender, route, done = self._senders[key], self._routes[key], ended(outcome)
         answer, _ = route.read(outcome)
         if answer is None:
             error = done.error or done.state
@@ -404,7 +423,7 @@ class LateAnswers:
     async def _end(self, found: Found, record: Record) -> None:
         """Write what became of a record, unless another process has."""
         try:
-            written = await self._swap(record, found.version, found.now, _END_FOR)
+            written = await self._swap(record, found, _END_FOR)
         except StateUnavailable as exc:
             log.error(
                 "what became of a late answer is not written: %s (delivery %s: %s)",
@@ -413,18 +432,18 @@ class LateAnswers:
             return
         if written and record.end:
             self._failpoint.reach(LATE_ENDED)
-            await self._ended(Found(record, found.version + 1, found.now))
+            await self._ended(found.replaced(record))
 
-    async def _swap(self, record: Record, version: int, now: float, seconds: float) -> bool:
+    async def _swap(self, record: Record, found: Found, seconds: float) -> bool:
         """Write a record as `Records.swap` does, and try for `seconds` until it is known."""
         until, doubt = monotonic() + seconds, False
         while True:
             try:
-                if await self._records.swap(record, version, now):
+                if await self._records.swap(record, found):
                     return True
                 # What an earlier attempt has sent may have been executed nevertheless.
-                found = await self._records.get(record.task_id) if doubt else None
-                return found is not None and found.record == record
+                there = await self._records.get(record.task_id) if doubt else None
+                return there is not None and there.record == record
             except StateUnavailable:
                 if monotonic() >= until:
                     raise
@@ -437,7 +456,7 @@ class LateAnswers:
         self._forget(record.task_id)
         if not record.told:
             await self._tell(record, End(_STATES[record.end], record.reason))
-            if not await self._records.swap(replace(record, told=True), found.version, found.now):
+            if not await self._records.swap(replace(record, told=True), found):
                 return  # another process has told it
         self._count(record.route, record.end)
         if record.end in (FAILED, UNCERTAIN):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
+from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable, StoreError
 from gateway.late.record import ENDED, FAILED, LOOK, Record
@@ -69,11 +70,20 @@ return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1] and hash or nil}
 
 
 class Found(NamedTuple):
-    """A record, its version, and the store's time when it was read, in seconds."""
+    """A record, its version, and by how many seconds the store's clock is ahead of ours."""
 
     record: Record
     version: int
-    now: float
+    ahead: float
+
+    @property
+    def now(self) -> float:
+        """The store's time, in seconds since the epoch."""
+        return monotonic() + self.ahead
+
+    def replaced(self, record: Record) -> Found:
+        """Return what is found after `record` is written in its place."""
+        return Found(record, self.version + 1, self.ahead)
 
 
 class Records:
@@ -86,18 +96,21 @@ class Records:
         #: The keys that cannot be read: each is told once, as another version may read it.
         self._unreadable: set[str] = set()
 
-    async def now(self) -> float:
-        """Return the store's time, in seconds since the epoch."""
+    async def ahead(self) -> float:
+        """Return by how many seconds the store's clock is ahead of `monotonic`."""
         seconds, microseconds = await self._run("EVAL", _TIME, 1, self._due)
-        return int(seconds) + int(microseconds) / 1e6
+        return int(seconds) + int(microseconds) / 1e6 - monotonic()
 
-    async def swap(self, record: Record, version: int, now: float) -> bool:
-        """Write `record` if what is stored has `version` (0: nothing); tell whether it had."""
+    async def swap(self, record: Record, found: Found) -> bool:
+        """Write `record` if what is stored has the version that was found, and tell whether it had.
+
+        The version is 0 where nothing is stored.
+        """
         ended = record.state == ENDED
         # Later tries of the delivery may ask whether it was answered.
-        life = self._kept if ended else record.expires - now + _AFTER
-        due = "" if record.told else f"{record.due or now + LOOK:.6f}"
-        arguments = version, record.task_id, record.dump(), due, int(life * 1000)
+        life = self._kept if ended else record.expires - found.now + _AFTER
+        due = "" if record.told else f"{record.due or found.now + LOOK:.6f}"
+        arguments = found.version, record.task_id, record.dump(), due, int(life * 1000)
         keys = self._key(record.task_id), self._due
         return bool(await self._run("EVAL", _SWAP, 2, *keys, *arguments))
 
@@ -113,14 +126,15 @@ class Records:
         return [self._found(key, now, *pair) for key, pair in named]
 
     def _found(self, key: str, now: bytes, version: bytes, record: bytes) -> Found:
+        ahead = float(now) - monotonic()
         try:
-            return Found(Record.load(record), int(version), float(now))
+            return Found(Record.load(record), int(version), ahead)
         except (ValueError, TypeError, AttributeError, RecursionError) as exc:
             if key not in self._unreadable:
                 self._unreadable.add(key)
                 text = "%s, the record of a late answer, cannot be read; remove it: %s: %.200r"
                 log.error(text, key, exc, record)
-            return Found(_DAMAGED, 0, float(now))
+            return Found(_DAMAGED, 0, ahead)
 
     @property
     def _due(self) -> str:

@@ -71,6 +71,10 @@ class ClaimedDelivery(DeliveryInFlight):
         return self.claim is not None and self.claim.ours
 
     @property
+    def _was_tried(self) -> bool:
+        return self.claim is not None and self.claim.state != MINE
+
+    @property
     def _age(self) -> float:
         return 0.0 if self.claim is None else self.claim.age
 

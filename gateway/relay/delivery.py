@@ -186,6 +186,11 @@ class DeliveryInFlight(InFlight):
         return False
 
     @property
+    def _was_tried(self) -> bool:
+        """May an earlier try have been answered without the result of this one's task?"""
+        return False
+
+    @property
     def _age(self) -> float:
         """The seconds since the first try."""
         return 0.0
@@ -342,7 +347,7 @@ class DeliveryInFlight(InFlight):
     def answer_with(self, answer: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
         self.state = SUCCEEDED
-        late = self.context.late if self.route.late is not None and self.joined else None
+        late = self.context.late if self.route.late is not None and self._was_tried else None
         if self.mode == "accept":
             self.accept()
         elif late is not None:  # an earlier try may have been answered without it

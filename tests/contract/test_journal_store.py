@@ -284,13 +284,16 @@ async def test_what_became_of_a_late_answer_is_the_state(use: Use):
         for n, before in enumerate((RECEIVED, ACCEPTED, RUNNING, SUCCEEDED)):
             await store.write([answered(str(n), before)])
             await store.settle(str(n), "first", End(LATE_FAILED, "refused"), counts=False)
-            # Neither another end of it, nor one of the task, nor the answer replaces it.
-            await store.settle(str(n), "first", End(ANSWERED_LATE), counts=False)
+            # Neither the task's success nor the answer replaces it.
             await store.settle(str(n), "first", End(SUCCEEDED))
             await store.write([later(str(n), ACCEPTED, 202)])
             one = await got(store, str(n))
             assert (one.state, one.error, one.ended_at) == (LATE_FAILED, "refused", "")
             assert one.late_at and not one.begun_at
+            # But a task may end badly after the sender's time, or be sent after all.
+            for state in (FAILED, ANSWERED_LATE) if n else (ANSWERED_LATE, FAILED):
+                await store.settle(str(n), "first", End(state, "late"))
+            assert (await got(store, str(n))).state == (FAILED if n else ANSWERED_LATE)
         for n, before in enumerate((FAILED, EXPIRED, DEAD_LETTERED, REFUSED)):
             await store.write([answered(f"not {n}", before)])
             await store.settle(f"not {n}", "first", End(ANSWERED_LATE), counts=False)

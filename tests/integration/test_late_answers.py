@@ -20,6 +20,7 @@ import redis
 
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
+from gateway.errors import StateUnavailable
 from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
 from gateway.http_client import HttpClient, NotSent
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SUCCEEDED
@@ -541,6 +542,48 @@ async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, dep
         assert "4111" not in f"{caplog.text}{kept}"
 
 
+async def test_what_could_not_be_written_before_the_answer_is_written_after_it(client, deployed):
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late:
+            ahead, given = late._records.ahead, len(gateways.given)
+
+            async def away() -> float:
+                if len(gateways.given) > given:
+                    late._records.ahead = ahead
+                raise StateUnavailable
+
+            late._records.ahead = away
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: gateways.count("answered"))
+
+        assert server.taken == [expected]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_redis_that_is_away_for_long_leaves_no_doubt_of_what_was_not_sent(
+    client, deployed, monkeypatch, begun
+):
+    monkeypatch.setattr(record, "LEASE", 60.0)
+    monkeypatch.setattr(answers, "_BEGIN_FOR", 0.3)
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late:
+            swap, tried = late._records.swap, []
+
+            async def stalled(new: Any, found: Any) -> bool:
+                if new.state == record.SENDING and len(tried) < 3:
+                    tried.append(begun and await swap(new, found))
+                    raise StateUnavailable
+                return await swap(new, found)
+
+            late._records.swap = stalled
+            task_id = await gateways.answer(late, body)
+            end(client, task_id, "done")
+            await eventually(lambda: gateways.count("answered"))
+
+        assert server.taken == [expected] and tried == [begun, False, False]
+        assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
+
+
 async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, deployed):
     async with deployed("slack") as (server, gateways, body, _):
         async with gateways.process() as late, gateways.process() as other:
@@ -577,10 +620,10 @@ async def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client
             task_id = str(uuid4())
             records, swap = late._records, late._records.swap
 
-            async def delayed(record: Any, version: int, now: float) -> bool:
+            async def delayed(record: Any, found: Any) -> bool:
                 if record.end:  # the later try comes before the earlier one's is dropped
                     await gateways.answer(other, body, task_id=task_id)
-                return await swap(record, version, now)
+                return await swap(record, found)
 
             records.swap = delayed
             now = asyncio.get_running_loop().time()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pika import spec
 
+from gateway.failpoints import LATE as LATE_STEPS
 from tests.simulation.loop import Party
 from tests.simulation.network import Conditions
 from tests.simulation.records import Injected
@@ -119,6 +120,17 @@ def swallowed(rng: Random, gateways: int, seconds: float) -> list[Fault]:
         return []
     link = f"gateway{rng.randint(1, gateways)}>{rng.choice(['broker', 'redis'])}"
     return [Fault(round(rng.uniform(0, seconds), 2), link, "swallowed", 0.0)]
+
+
+def killed_late(rng: Random, gateways: int, seconds: float) -> list[Fault]:
+    """Draw up to two moments from which on a gateway is killed at a step of a late answer."""
+    return [
+        Fault(
+            round(rng.uniform(0, seconds), 2), f"gateway{rng.randint(1, gateways)}", "killed at",
+            8.0, rng.choice(LATE_STEPS),
+        )
+        for _ in range(rng.randint(0, 2))
+    ]  # fmt: skip
 
 
 def _fault(rng: Random, gateways: int, at: float, quorum: bool) -> Fault:

@@ -13,7 +13,15 @@ from gateway.process import child as product
 from tests.simulation import histories
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.network import Listener, pair
-from tests.simulation.senders import DEADLINES, FALLBACK, HASTY, IDENTIFIED, TRIES, TRY_AFTER
+from tests.simulation.senders import (
+    DEADLINES,
+    FALLBACK,
+    HASTY,
+    IDENTIFIED,
+    LATE,
+    TRIES,
+    TRY_AFTER,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -27,13 +35,16 @@ _ANSWERS = {
     "/later": "wait-then-accept",
     "/also": "accept",
     HASTY: "wait-then-accept",
+    LATE: "wait-then-accept",
 }
 
 
-def configuration(strategy: str, queue: dict[str, Any], **settings: Any) -> Config:
+def configuration(
+    strategy: str, queue: dict[str, Any], late: dict[str, Any] | None = None, **settings: Any
+) -> Config:
     """Return the configuration that all gateways of a simulation have.
 
-    `queue` has the arguments of all queues.
+    `queue` has the arguments of all queues; without `late` no route has any late answers.
     """
     arguments = dict(queue)
     kind = {"queue_type": arguments.pop("x-queue-type", "classic"), "queue_arguments": arguments}
@@ -43,7 +54,7 @@ def configuration(strategy: str, queue: dict[str, Any], **settings: Any) -> Conf
             "path": path,
             "answer": _ANSWERS.get(path, path[1:]),
             "deadline": deadline,
-            "idempotency": "header:X-Delivery" if path in (*IDENTIFIED, HASTY) else "none",
+            "idempotency": "header:X-Delivery" if path in (*IDENTIFIED, HASTY, LATE) else "none",
             "task": "simulated.nonce",
             "queue": "main",
             **kind,
@@ -52,7 +63,10 @@ def configuration(strategy: str, queue: dict[str, Any], **settings: Any) -> Conf
             route["also"] = [{"task": "simulated.further", "queue": "further", **kind}]
         if path == HASTY:
             route |= {"tries": TRIES, "retry_after": TRY_AFTER, "fallback": FALLBACK}
-        routes.append(route)
+        if path == LATE:
+            route |= {"fallback": FALLBACK, "late": late}
+        if path != LATE or late is not None:
+            routes.append(route)
     values = {
         "strategy": strategy,
         "broker_url": "amqp://guest:guest@broker:5672//",

@@ -213,6 +213,34 @@ MUTANTS = [
         "for service in reversed(self.uses):",
         "for service in ():",
     ),
+    _m(
+        "a late answer of two gateways",
+        "late/store",
+        "(redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1]",
+        "false",
+    ),
+    _m(
+        "an interrupted late answer sent again",
+        "late/record",
+        "Verdict(UNKNOWN, ",
+        "Verdict(NOT_TAKEN, ",
+    ),
+    _m("a late answer kept once", "late/answers", "monotonic() + _KEEP_FOR, ", "0.0, "),
+    _m(
+        "late answers of others left", "late/answers", "due = await self._records.due()", "due = []"
+    ),
+    _m(
+        "a result listened for after it was sent",
+        "late/answers",
+        "self._forget(record.task_id)\n        self._sending",
+        "self._sending",
+    ),
+    _m(
+        "a result that was sent late given",
+        "relay/delivery",
+        "        if sent:",
+        "        if False:",
+    ),
     _m("a drain that keeps what is idle", "http/server", "self._close_idle(math.inf)", "pass"),
     _m(
         "a drain that cuts requests off",

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from gateway.journal.groups import FAILURES
 from tests.simulation import histories, promises
+from tests.simulation.late_answers import late_answers
 from tests.simulation.promises import AFTERMATH, CALM, GRACE, MAIN, findings
 from tests.simulation.records import FORGETFUL, GONE, SILENT, Execution, Injected, Try
-from tests.simulation.senders import DEADLINES, HASTY, IDENTIFIED, TRIES, TRY_AFTER
+from tests.simulation.senders import DEADLINES, HASTY, IDENTIFIED, LATE, TRIES, TRY_AFTER
 from tests.simulation.workers import STOCK
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ JOURNAL = 0.4  # seconds that an acceptance waits for the journal
 class Judge(promises.Judge):
     """Looks at all that a world has shown."""
 
-    identified = (*IDENTIFIED, HASTY)
+    identified = (*IDENTIFIED, HASTY, LATE)
 
     def __init__(self, world: World):
         super().__init__(world.evidence, world.began)
@@ -113,7 +114,7 @@ def unavailable(judge: Judge) -> Iterator[str]:
             if not (failed or overdue):
                 yield judge.show(one)
         elif one.took > (one.seconds if one.status == 200 else 0) + SLOW and one.number == 1:
-            if one.status == 202 and one.route == "/later":
+            if one.status == 202 and one.route in ("/later", LATE):
                 continue
             yield f"{judge.show(one)}: slow"
 
@@ -363,6 +364,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "held up by Redis": held_up_by_redis,
     "given up with a connection": given_up,
     "hasty senders": hasty,
+    "late answers": late_answers,
     "left behind": left,
     "journal": journal,
     "replays": replays,

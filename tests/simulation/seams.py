@@ -67,12 +67,15 @@ def install() -> None:
     import redis.utils
 
     import gateway.celery_message
+    import gateway.late.sender
     import gateway.process.child
+    from tests.simulation.late_answers import HttpClient
     from tests.simulation.network import Socket
 
     given = {**vars(socket), "socket": lambda *_: Socket()}
     workflow.socket = SimpleNamespace(**given)  # type: ignore[attr-defined]
     services.SocketConnectionMixin.connect_socket = _connect  # type: ignore[method-assign]
+    gateway.late.sender.HttpClient = HttpClient  # type: ignore[misc,assignment]
     gateway.celery_message._ORIGIN = "gateway-1@simulation"
     # redis-py reads its own package's metadata from disk for each connection.
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)

@@ -21,7 +21,9 @@ PLAIN = {"/plain": 5.0, "/plain-accept": 5.0}
 #: The route of senders as WeChat's, who wait five seconds for each of three tries, and what the
 #: last one gets where there is no result yet.
 HASTY, TRIES, TRY_AFTER, FALLBACK = "/hasty", 3, 5.0, "success"
-DEADLINES = IDENTIFIED | PLAIN | {HASTY: 4.5}
+#: The route of senders that take the result after its fallback.
+LATE = "/late"
+DEADLINES = IDENTIFIED | PLAIN | {HASTY: 4.5, LATE: 2.0}
 EXTRA = 8.0  # seconds after the deadline for which a sender waits
 PAUSE = (0.5, 3.0)  # seconds between tries: the first, the longest
 
@@ -79,18 +81,14 @@ class Client(asyncio.Protocol):
 
 
 class Senders:
-    """Sends `number` deliveries within `seconds`, and as many as are `hasty` beside these.
+    """Sends `number` deliveries, and the further ones that the plan has, within its time."""
 
-    ``only`` names those that are not left out.
-    """
-
-    def __init__(
-        self, world: World, number: int, hasty: int, seconds: float, only: set[int] | None = None
-    ):
-        self.world = world
+    def __init__(self, world: World, number: int):
+        self.world, plan = world, world.plan
         self.party = Party("senders")
-        self.number, self.hasty, self.seconds = number, hasty, seconds
-        self.only = only
+        self.seconds, self.only = plan.seconds, plan.senders
+        self._kinds = [self._deliver] * number + [self._deliver_hastily] * plan.hasty
+        self._kinds += [self._deliver_late] * plan.late
         self.until = float("inf")
         self._idle: dict[str, list[Client]] = {}
 
@@ -98,13 +96,12 @@ class Senders:
         """Send everything, and return when every sender has ended."""
         started = asyncio.get_running_loop().time()
         tasks = []
-        for number in range(self.number + self.hasty):
+        for number, deliver in enumerate(self._kinds):
             rng = Random(f"{self.world.seed} sender {number}")
             # Some come together.
             at = self.seconds * rng.random()
             if rng.random() < 0.5:
                 at = round(at / 4) * 4 + rng.random() * 0.05
-            deliver = self._deliver if number < self.number else self._deliver_hastily
             if self.only is None or number in self.only:
                 tasks.append(asyncio.create_task(deliver(number, started + at, rng)))
         await asyncio.gather(*tasks)
@@ -124,12 +121,19 @@ class Senders:
             if one.good:
                 return
 
-    async def _deliver(self, number: int, at: float, rng: Random) -> None:
+    async def _deliver_late(self, number: int, at: float, rng: Random) -> None:
+        await self._deliver(number, at, rng, (LATE, round(rng.uniform(0.5, 8), 2)))
+
+    async def _deliver(
+        self, number: int, at: float, rng: Random, chosen: tuple[str, float] | None = None
+    ) -> None:
+        """Try until it is taken, at a route that is `chosen`, with its task's seconds, or drawn."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(at - loop.time())
-        identified = rng.random() < 0.6
+        identified = rng.random() < 0.6 or chosen is not None
         route = rng.choice(list(IDENTIFIED if identified else PLAIN))
         seconds = round(rng.random() ** 4, 2) if rng.random() < 0.97 else rng.uniform(1, 12)
+        route, seconds = chosen or (route, seconds)
         fail = 0.3 if rng.random() < 0.1 else 0.0
         name, n = f"d{number}", 0
         padding = rng.randrange(20_000) if rng.random() < 0.03 else 0
@@ -286,7 +290,7 @@ class Senders:
         one.status, one.location = status, fields.get("location", "")
         if status == 200:
             one.body = body.decode()
-            if one.hasty and one.body == FALLBACK:
+            if one.body == FALLBACK:
                 one.status, one.body = 202, ""
         elif status == 202:
             one.task = json.loads(body)["task_id"]

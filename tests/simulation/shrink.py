@@ -23,7 +23,7 @@ def main(seed: int, strategy: str, jobs: int) -> int:
         print(f"seed {seed} {strategy} breaks nothing")
         return 0
     print(f"seed {seed} {strategy} breaks: {', '.join(sorted(rules))}")
-    plan.senders = set(range(DELIVERIES + plan.hasty))
+    plan.senders = set(range(DELIVERIES + plan.hasty + plan.late))
     seen: set[str] = set()
     while True:
         candidates = (one for one in _smaller(plan) if _new(one, seen))

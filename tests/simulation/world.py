@@ -13,9 +13,10 @@ from struct import Struct
 from typing import Any
 
 from appserver.queues import DEAD_LETTER_EXCHANGE
-from tests.simulation import faults, holdings, seams
+from tests.simulation import faults, holdings, late_answers, seams
 from tests.simulation.gateways import GRACE, Child, Gateway, configuration
 from tests.simulation.histories import Operation
+from tests.simulation.late_answers import RECEIVER, Receiver
 from tests.simulation.loop import DEAD, Killed, Livelock, Party
 from tests.simulation.network import Conditions, Network, NetworkLoop
 from tests.simulation.persons import Persons
@@ -58,7 +59,8 @@ class World:
         plan, strategy = self.plan, self.strategy
         #: Seconds that results are kept. In calm seeds some senders try again when these are gone.
         self.expires = 25 if plan.calm else 300
-        self.config = configuration(strategy, plan.queue, result_expires=self.expires)
+        late = late_answers.block(plan.replaces) if plan.late else None
+        self.config = configuration(strategy, plan.queue, late, result_expires=self.expires)
         self._servers()
         self.gateways = {
             f"gateway{i + 1}": Gateway(self, f"gateway{i + 1}") for i in range(plan.gateways)
@@ -68,7 +70,7 @@ class World:
             early = self.random.random() < 0.15
             name = f"worker{i + 1}"
             self.workers[name] = Worker(self, name, order, early)
-        self.senders = Senders(self, DELIVERIES, plan.hasty, plan.seconds, plan.senders)
+        self.senders = Senders(self, DELIVERIES)
         self.persons = Persons(self, plan.persons, plan.seconds)
         self.failpoints: dict[str, str] = {}
         self.inspected: dict[str, Any] = {}
@@ -79,6 +81,7 @@ class World:
         self.broker_party, self.redis_party = Party("broker"), Party("redis")
         self.broker = Broker(self.loop, Random(f"broker {self.seed}"))
         self.redis = Redis(self.loop, Random(f"redis {self.seed}"))
+        self.receiver = Receiver(self.loop, Random(f"receiver {self.seed}"))
         self.redis.remember = any(fault.kind in FORGETFUL for fault in self.plan.faults)
         default = self.network.default
         most = self.random.choice([0.0005, 0.001, 0.003, 0.02])
@@ -114,6 +117,7 @@ class World:
         loop = self.loop
         self.listen_broker()
         self.listen_redis()
+        self.network.serve(Party(RECEIVER), (RECEIVER, 80), self.receiver)
         for worker in self.workers.values():
             worker.start()
         for gateway in self.gateways.values():
@@ -149,12 +153,13 @@ class World:
         self.inspected = await holdings.inspect(self)
 
     async def _settle(self) -> None:
-        """Wait until no worker has a task."""
+        """Wait until no worker has a task, and nothing has to be sent late."""
         end = self.loop.time() + SETTLE
         quiet = 0
         while quiet < 4 and self.loop.time() < end:
             await asyncio.sleep(0.5)
             busy = any(worker.running for worker in self.workers.values()) or self.queued()
+            busy = busy or self.redis_has("gateway:/::{late}:due")
             quiet = 0 if busy else quiet + 1
         if quiet < 4:
             running = [e.attempt for w in self.workers.values() for e in w.running.values()]
@@ -362,10 +367,14 @@ class Plan:
         #: When Redis forgets its scripts, of which nobody may notice anything.
         self.flushes = [rare.uniform(0, self.seconds) for _ in range(rare.choice([0, 0, 1]))]
         self.hasty = rare.choice([0, 0, 12])
+        later = Random(f"late {strategy} {seed}")
+        self.late, self.replaces = later.choice([0, 0, 12]), later.random() < 0.3
         self.faults = []
         if not self.calm:
             self.faults = faults.draw(rng, self.gateways, SECONDS, quorum)
             self.faults += faults.swallowed(rare, self.gateways, SECONDS)
+            if self.late:
+                self.faults += faults.killed_late(later, self.gateways, SECONDS)
         self.senders: set[int] | None = None
         self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import monotonic
 
 import pytest
 
 from gateway.answer import Answer
-from gateway.claims.claim import CONFIRMED, Claim
+from gateway.claims.claim import CONFIRMED, LAPSED, MINE, PUBLISHING, Claim
 from gateway.config.route import Route
 from gateway.delivery import Delivery, Request
 from gateway.errors import TaskFailed
@@ -72,6 +73,27 @@ async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
     delivery.join(claim, again=False)
     delivery.give(Answer(200, "", b""))
     assert delivery.deadline - delivery.request.arrived == pytest.approx(DEADLINE + 10 * held)
+
+
+@pytest.mark.parametrize(
+    ("state", "asked"), [(MINE, 0), (LAPSED, 1), (PUBLISHING, 1), (CONFIRMED, 1)]
+)
+async def test_a_later_try_asks_whether_its_result_was_sent_late(harness, state, asked):
+    class Late:
+        def __init__(self) -> None:
+            self.tasks: list[str] = []
+
+        def yields(self, task_id: str, *_: object) -> None:
+            self.tasks.append(task_id)
+
+    delivery, late = waiting(harness), Late()
+    delivery.route = delivery.route.model_copy(update={"late": object()})
+    delivery.context = replace(delivery.context, late=late)
+    claim = Claim(b"key", "channel", "owner", 15.0, state, "task", b"", tries=1)
+    delivery.enter(0)
+    delivery.join(claim, again=False)
+    delivery.answer_with(Answer(200, "", b""))
+    assert late.tasks == ["task"] * asked and len(harness.given) == 1 - asked
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [(1, 1), (4, 4), (5, 5), (6, 5), (99_999, 5)])
