@@ -17,7 +17,7 @@ import smtplib
 import socket
 import ssl
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -277,12 +277,12 @@ class Notifier:
             except GatewayError as exc:
                 self._metrics.add(FAILED)
                 log.warning("a message about failures cannot be sent: %s", exc)
-                names, problem = [], str(exc) or "the reason is not known"
+                names, problem = {}, str(exc) or "the reason is not known"
             await self._store.told(names, self._every, problem)
         except GatewayError as exc:  # of the store, whose errors are logged by what counts
             log.debug("failures cannot be told: %s", exc)
 
-    async def _news(self, names: Sequence[str]) -> list[News]:
+    async def _news(self, names: Iterable[str]) -> list[News]:
         groups = {each.id: each for each in await self._store.groups()}
         rates = await self._store.rates(None, {}, {})
         found = []

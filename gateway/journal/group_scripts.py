@@ -142,18 +142,20 @@ NEWS = """
 if redis.call('EXISTS', KEYS[2]) == 1 then
     return {}
 end
-return redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf', 'LIMIT', 0, ARGV[2])
+return redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
 """
 
 # KEYS: news, the key of the pause. Arguments: the pause (ms), why no message was sent (empty: it
-# was), what need not be told any more
+# was), what need not be told any more, unless it is newer, and the time of each
 TOLD = """
 redis.call('DEL', KEYS[2])
 if ARGV[1] ~= '0' then
     redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[1])
 end
-if #ARGV > 2 then
-    redis.call('ZREM', KEYS[1], unpack(ARGV, 3))
+for i = 3, #ARGV, 2 do
+    if redis.call('ZSCORE', KEYS[1], ARGV[i]) == ARGV[i + 1] then
+        redis.call('ZREM', KEYS[1], ARGV[i])
+    end
 end
 """
 

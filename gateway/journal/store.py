@@ -505,16 +505,21 @@ class JournalStore:
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return {route.decode(): (answered, failed) for route, answered, failed in rows}
 
-    async def news(self, number: int, seconds: float) -> list[str]:
-        """Return at most `number` news of the last `seconds`, unless there is a pause."""
+    async def news(self, number: int, seconds: float) -> dict[str, str]:
+        """Return at most `number` news of the last `seconds`, unless there is a pause.
+
+        Each has its time, so that `told` removes none that has come meanwhile.
+        """
         keys, first = self._keys, int((time() - seconds) * 1000)
         found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
-        return [each.decode() for each in found]
+        texts = [each.decode() for each in found]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
 
-    async def told(self, news: Sequence[str], pause: float, problem: str = "") -> None:
+    async def told(self, news: Mapping[str, str], pause: float, problem: str = "") -> None:
         """Remove `news`, and return no others for `pause` seconds; `problem`: none were sent."""
         keys, about = self._keys, (int(pause * 1000), problem)
-        await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *news)
+        pairs = (text for pair in news.items() for text in pair)
+        await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *pairs)
 
     async def untold(self) -> str:
         """Return why the last message could not be sent, during the pause after it; "": it was."""

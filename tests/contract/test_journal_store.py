@@ -843,15 +843,24 @@ async def test_news_are_what_is_new_grows_and_comes_back(use: Use):
         assert await news_after(9) == ["grown"]
         assert (await store.groups())[0].count == 110
 
+        # What comes again while a message is sent is told by the next one.
+        assert await store.change_group(group.id, None)
+        await store.write([failed("y", "E")])
+        await counted(store)
+        news = await store.news(100, 60.0)
+        await store.told(dict.fromkeys(news, "1"), 0.0)
+        assert await store.news(100, 60.0) == news and [*news] == [f"again {group.id}"]
+        await store.told(news, 0.0)
+
         # With a pause, what comes meanwhile is told afterwards.
-        await store.told([], 60.0)
+        await store.told({}, 60.0)
         await store.write([failed("x", "F")])
         await counted(store)
-        assert await store.news(100, 60.0) == []
+        assert await store.news(100, 60.0) == {}
         assert await store.untold() == ""
-        await store.told([], 60.0, "403: ü")
-        assert await store.untold() == "403: ü" and await store.news(100, 60.0) == []
-        await store.told([], 0.0)
+        await store.told({}, 60.0, "403: ü")
+        assert await store.untold() == "403: ü" and await store.news(100, 60.0) == {}
+        await store.told({}, 0.0)
         assert len(await store.news(100, 60.0)) == 1 and await store.untold() == ""
 
 
@@ -922,25 +931,25 @@ async def test_without_news_nothing_is_to_be_told(use: Use):
     async with use() as store:
         await store.write([failed("a", "E")])
         await counted(store, news=False)
-        assert await store.news(100, 60.0) == []
+        assert await store.news(100, 60.0) == {}
 
 
 async def test_a_route_s_share_of_failures_is_told_once(use: Use):
     async with use() as store:
         assert await store.rates(0.5, {"/a b": 19}, {"/a b": 19}) == {"/a b": (19, 19)}
-        assert await store.news(10, 60.0) == []
+        assert await store.news(10, 60.0) == {}
         sums = await store.rates(0.5, {"/a b": 1, "/c": 40}, {"/c": 19})
         assert sums == {"/a b": (20, 19), "/c": (40, 19)}
-        assert await store.news(10, 60.0) == ["share /a b"]
-        await store.told(["share /a b"], 0.0)
+        assert [*await store.news(10, 60.0)] == ["share /a b"]
+        await store.told(await store.news(10, 60.0), 0.0)
 
         # Nor is it after somebody has read the numbers, as the message with them does.
         await store.rates(None, {}, {})
         await store.rates(0.5, {}, {"/a b": 1})
-        assert await store.news(10, 60.0) == []
+        assert await store.news(10, 60.0) == {}
 
         # After it was below, it is told anew.
         await store.rates(0.5, {"/a b": 100}, {})
-        assert await store.news(10, 60.0) == []
+        assert await store.news(10, 60.0) == {}
         await store.rates(0.5, {}, {"/a b": 80})
-        assert await store.news(10, 60.0) == ["share /a b"]
+        assert [*await store.news(10, 60.0)] == ["share /a b"]

@@ -380,12 +380,12 @@ async def test_what_is_resolved_before_it_is_told_is_not_told(client, redis_serv
         config = Config(**settings, notify=table)
         keys = Keys(config)
         async with deployment(config, 1) as (store, _, _):
-            await store.told([], 60.0)
+            await store.told({}, 60.0)
             await fail(store, "A")
             await eventually(lambda: client.zcard(keys.news))
             (group,) = await store.groups()
             assert await store.change_group(group.id, None)
-            await store.told([], 0.0)
+            await store.told({}, 0.0)
             await eventually(lambda: not client.zcard(keys.news))
             assert server.seen == []
 

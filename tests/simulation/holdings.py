@@ -92,5 +92,6 @@ async def inspect(world: World) -> dict[str, Any]:
         "entries": entries,
         "size": size,
         "groups": groups,
+        "uncounted": len(world.redis.get(b"gateway:/::{journal}:failing") or ()),
         "bytes": world.stream_bytes("gateway:/::{journal}:deliveries"),
     }

@@ -288,6 +288,7 @@ def journal(judge: Judge) -> Iterator[str]:
         if entry.state == "failed" and entry.task_id not in failed:
             yield f"{name} has not failed"
     failures = sum(entry.state in FAILURES for entry in entries)
+    failures -= judge.world.inspected["uncounted"]  # which have failed in the last second
     # A run's state is that of the moment at which its replay was written: it may have failed since.
     earlier = sum(len(entry.runs) for entry in entries)
     counted = sum(group.count for group in judge.world.inspected["groups"])

@@ -426,6 +426,10 @@ class Redis:
         scored = b"WITHSCORES" in options
         return [each for s, m in found for each in ((m, b"%.17g" % s) if scored else (m,))]
 
+    def do_zscore(self, key: bytes, member: bytes) -> bytes | None:
+        score = (self.get(key, Scores) or {}).get(member)
+        return None if score is None else b"%.17g" % score
+
     def do_xadd(self, key: bytes, place: bytes, *fields: bytes) -> bytes:
         stream = self.made(key, Stream)
         last = stream.last
