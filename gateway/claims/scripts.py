@@ -39,7 +39,8 @@ end
 
 # Arguments: owner, task, digest, lease (ms), life (ms), 1 to count this try, 1 to refuse another
 # body, 1 to run again where the result of a confirmed task has expired, time of all tries (ms), the
-# longest lease there is (ms), which counts where Redis' clock was set back
+# longest lease there is (ms), which counts where Redis' clock was set back, 1 to leave a lease that
+# has lapsed to its owner, unless that has released it
 TAKE = (
     _READ
     + """
@@ -57,7 +58,8 @@ tries = tries + count
 local found = state
 if state == 'R' then
     found, task, digest = 'mine', ARGV[2], ARGV[3]
-elseif (state == 'P' or (state == 'C' and ARGV[8] == '1')) and now > till then
+elseif now > till and (state == 'C' and ARGV[8] == '1'
+    or state == 'P' and (ARGV[11] == '0' or till == 0)) then
     found = 'lapsed'
 end
 if found ~= state then

@@ -56,7 +56,10 @@ _COPYING = 0.3
 _AT_ONCE = 500  # claims that are prolonged before others get their turn
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
 #: that a late confirm does not restore the claim of a failed task.
-_RETRY_FOR, _REMEMBER = 10.0, 20.0
+_RETRY_FOR, _REMEMBER = 60.0, 90.0
+#: Seconds after an outage of Redis in which nothing is taken over, as who has a lease could not
+#: renew it, or write its end; and after which it is looked again.
+_RECOVERY, _AGAIN = 2.5, 0.5
 _NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 
 
@@ -122,15 +125,15 @@ class Claims(Service):
         key = b""
         digest = hashlib.blake2b(body, digest_size=DIGEST).digest()
         flags = [1 - again, int(strict), int(rerun)]
-        lease = _ms(self._lease)
         who: list[Arg] = [_raw(owner), _raw(task_id)]
-        args = [*who, digest, lease, self._life, *flags, _ms(span), self._longest_lease]
+        args = [*who, digest, _ms(self._lease), self._life, *flags, _ms(span), self._longest_lease]
         try:
             async with asyncio.timeout(patience):
                 if self.redis.clustered is None:  # two gateways have to use the same key
                     await self.redis.run("PING")
                 key = claim_key(self._prefix, identity, bool(self.redis.clustered))
-                reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args)
+                recovers = monotonic() - self.redis.well_since(key) < _RECOVERY
+                reply = await self.redis.run("EVAL", scripts.TAKE, 1, key, *args, int(recovers))
                 if self._replicas and reply[0] in (b"mine", b"lapsed"):
                     await self._copy(key)
         except (StoreError, TimeoutError, asyncio.CancelledError) as exc:
@@ -148,6 +151,8 @@ class Claims(Service):
         claim = self._claim(key, owner, span, state, str(UUID(bytes=task)), first_digest)
         claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
         claim.tries, claim.lease = int(tries), int(lease) / 1000
+        if recovers and state == PUBLISHING:
+            claim.lease = max(claim.lease, _AGAIN)
         claim.answer = load(answer) if answer else None
         return claim
 

@@ -184,8 +184,9 @@ class LateAnswers:
     async def _write(self, make: Callable[..., Record], end: float) -> Found | None:
         """Write a new record, which ends at `end` (monotonic); None: another try has one.
 
-        A record that another try has dropped is replaced. One that waits gets a new version, so
-        that the other try does not drop it any more: this one is going to be answered.
+        A record that another try has dropped, as its sender had left, is replaced. One that waits
+        gets a new version, so that the other try does not drop it any more: this one is going to be
+        answered.
         """
         ahead = await self._records.ahead()
         record = kept = make(due=monotonic() + ahead + LOOK, expires=end + ahead)
@@ -194,7 +195,7 @@ class LateAnswers:
             kept, place = record, await self._records.get(record.task_id) or new
             if place.record.state == states.WAITING:
                 kept = place.record
-            elif place.record.end != DROPPED:
+            elif place.record.settled:
                 return None
         self._failpoint.reach(LATE_KEPT)
         return place.replaced(record) if kept is record else None
@@ -232,21 +233,25 @@ class LateAnswers:
         if self._journal is not None:
             self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
 
-    async def _drop(self, found: Found) -> bool:
+    async def _drop(self, found: Found, given: bool = False) -> bool:
         """End a record without sending anything, unless it has changed; tell whether it had not."""
-        dropped = found.record.ended(DROPPED)
+        dropped = replace(found.record.ended(DROPPED), given=given)
         if not await self._records.swap(dropped, found):
             return False
-        await self._ended(found.replaced(dropped))
+        if not found.record.end:
+            await self._ended(found.replaced(dropped))
         return True
 
     async def _take_back(self, task_id: str) -> bool:
         """Let nothing be sent for a task any more; True: something has been, or may have been."""
+        none = Record(task_id, "", "", "", {}, "", 0.0, 0.0).ended(DROPPED)
         try:
-            while (found := await self._records.get(task_id)) is not None:
-                if found.record.state != states.WAITING or found.record.doubt:
+            while True:
+                found = await self._records.get(task_id) or Found(none, 0, 0.0)
+                if found.record.settled:
                     return found.record.taken
-                if await self._drop(found):
+                # Also where there is none: that of an earlier try may not be written yet.
+                if await self._drop(found, given=True):
                     return False
         except StateUnavailable as exc:
             log.warning("it is not known whether a late answer was sent: %s", exc.__cause__)

@@ -56,7 +56,7 @@ class Record:
     is when it is to be looked at again, ``expires`` until when the sender takes it, in seconds
     since the epoch by the store's clock. ``message`` is the request's body, once the task has
     ended. ``doubt``: an earlier request may have been taken. ``told``: the journal knows the
-    ``end``.
+    ``end``. ``given``: nothing is sent, as an answer has the result.
     """
 
     task_id: str
@@ -74,6 +74,7 @@ class Record:
     end: str = ""
     reason: str = ""
     told: bool = False
+    given: bool = False
 
     def dump(self) -> str:
         """Return the record as JSON, without what is the default."""
@@ -126,6 +127,12 @@ class Record:
     def lost(self, reason: str, doubt: bool = False) -> Record:
         """Return it as it is at its end, where it was not taken, or in `doubt` may have been."""
         return self.ended(UNCERTAIN if doubt or self.doubt else FAILED, reason)
+
+    @property
+    def settled(self) -> bool:
+        """Has it begun, or ended so that it remains as it is?"""
+        begun = self.doubt or self.given or self.state == SENDING
+        return begun or self.end in (ANSWERED, FAILED, UNCERTAIN)
 
     @property
     def taken(self) -> bool:

@@ -84,6 +84,8 @@ class Pipeline(Connection):
         #: Called with a time of `gateway.clock.monotonic`: connections of before that time may lead
         #: to a server that is not to be used any more, as they live on.
         self.on_left: list[Callable[[float], object]] = []
+        #: Since when the server answers, and may be used (monotonic); inf: it does not.
+        self.well_since = inf
         self._waiting: list[Command] = []
         self._sent: deque[Command] = deque()
         self._flushes = False  # in this turn
@@ -172,7 +174,7 @@ class Pipeline(Connection):
     def _miss(self, error: str) -> None:
         if error != self.error and self._name:
             log.warning("%s: Redis cannot be used: %s", self._name, error)
-        self.error = error
+        self.error, self.well_since = error, inf
 
     async def _watch(self, client: Client) -> None:
         """Check the server until the connection is lost, and raise that error."""
@@ -216,7 +218,7 @@ class Pipeline(Connection):
         elif self.error:
             if self._name:
                 log.info("%s: connected to Redis", self._name)
-            self.error = ""
+            self.error, self.well_since = "", monotonic()
             for call in self.on_connected:
                 call()
 

@@ -163,6 +163,10 @@ class StateStore:
         node = next(living, None) if self._first.error else None
         return result_store.connect(self._config, self._config.state, node=node, state=True)
 
+    def well_since(self, key: Arg) -> float:
+        """As `Pipeline.well_since`, of the node that has `key`."""
+        return self._of(key).well_since
+
     def copied(self, replicas: int, patience: float, key: Arg) -> Future[Any]:
         """As `Pipeline.copied`, of the node that has `key`."""
         return self._of(key).copied(replicas, patience)

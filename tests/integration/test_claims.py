@@ -73,11 +73,13 @@ async def both(url: str, **settings: Any) -> AsyncIterator[tuple[Claims, Claims]
 
 @asynccontextmanager
 async def claims_of(config: Config) -> AsyncIterator[Claims]:
-    """The claims of one process, once its store has answered."""
+    """The claims of one process, whose store has answered for long."""
     claims = Claims(config)
     await claims.start()
     try:
         await eventually(lambda: not claims.redis.error)
+        for node in claims.redis.nodes.values():
+            node.well_since -= 60
         yield claims
     finally:
         await claims.stop()
@@ -119,6 +121,19 @@ async def test_one_of_many_gets_it_and_the_others_its_task(two):
     assert {claim.state for claim in claims} == {MINE, PUBLISHING}
     assert {claim.task_id for claim in claims} == {mine.owner}
     assert sorted(claim.tries for claim in claims) == [min(n, 256) for n in range(1, 1001)]
+
+
+async def test_after_an_outage_a_lapsed_lease_is_left_to_its_owner_for_a_while(two, redis_server):
+    async with two() as (a, b):
+        claim = await a.take("x", b"", task("a"))
+        lapse(redis_server, claim)
+        for node in b.redis.nodes.values():
+            node.well_since = monotonic()
+        left = await b.take("x", b"", task("b"))
+        assert (left.state, left.task_id, left.ours) == (PUBLISHING, task("a"), False)
+        assert left.lease > 0
+        a.hold(claim, monotonic() + 60)
+        await eventually(lambda: read_claim(redis_server, claim).until > 1)
 
 
 async def test_one_of_many_takes_over_a_lapsed_lease(two, redis_server):

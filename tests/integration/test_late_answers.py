@@ -595,7 +595,10 @@ async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, deplo
                 now = asyncio.get_running_loop().time()
                 other.yields(task_id, now + 5, lambda yes, t=task_id: told.update({t: yes}))
             await eventually(lambda: len(told) == 3)
-            end(client, unsent, "done")
+            # Nor is it sent for a try whose record comes later.
+            for task_id in (unsent, "unknown"):
+                await gateways.answer(late, body, task_id=task_id)
+                end(client, task_id, "done")
             await eventually(lambda: gateways.count("dropped"))
 
         assert told == {sent: True, unsent: False, "unknown": False}

@@ -31,7 +31,7 @@ FREE, CONFLICT = "free", "conflict"
 ROUNDING = 0.002  # seconds: Redis counts in milliseconds
 #: The operation of each script, and the names of its arguments.
 _SCRIPTS = {
-    scripts.TAKE: (TAKE, "owner task digest lease life count strict rerun span longest"),
+    scripts.TAKE: (TAKE, "owner task digest lease life count strict rerun span longest recovers"),
     scripts.RENEW: (RENEW, "owner lease"),
     scripts.CONFIRM: (CONFIRM, "task digest life lease channel"),
     scripts.PROLONG: (PROLONG, "task lease"),
@@ -216,7 +216,8 @@ def _take(state: State, done: Operation, now: Moment) -> Iterator[State]:
         if unheard or done.found == CONFLICT:
             yield state
     else:
-        ends = state.name == PUBLISHING or (state.name == CONFIRMED and given["rerun"])
+        kept = given.get("recovers") and state.until != AT_ONCE
+        ends = given["rerun"] if state.name == CONFIRMED else state.name == PUBLISHING and not kept
         for lapsed in _past(now, state.until) if ends else (False,):
             true = LAPSED if lapsed else state.name, state.task
             same = state.name != DONE or done.answer == state.answer

@@ -534,8 +534,11 @@ class Claim:
         self._redis, self._keys = redis, (key, f"{key}failed")
         self.channel = f"{key}channel"
 
-    def take(self, task: bytes, lease: int = 10_000, strict: int = 0, digest: bytes = DIGEST):
-        args = (task, task, digest, lease, 60_000, 1, strict, 1, 100_000, 60_000)
+    def take(
+        self, task: bytes, lease: int = 10_000, strict: int = 0, digest: bytes = DIGEST,
+        recovers: int = 0,
+    ):  # fmt: skip
+        args = (task, task, digest, lease, 60_000, 1, strict, 1, 100_000, 60_000, recovers)
         found, of, known, age, tries, left, rest = self._redis(
             "EVAL", claims.TAKE, 1, self._keys[0], *args
         )
@@ -608,13 +611,14 @@ def test_a_claim_that_is_lost_is_restored(claim):
 def test_a_released_claim_keeps_its_task_unless_it_is_certain(claim, not_taken):
     claim.take(TASK)
     claim.release(TASK, not_taken)
-    found, task, *_ = claim.take(OTHER)
+    found, task, *_ = claim.take(OTHER, recovers=1)
     assert (found, task) == ((b"mine", OTHER) if not_taken else (b"lapsed", TASK))
 
 
 def test_a_lease_lapses(server, claim):
     claim.take(TASK, lease=1)
     server.carrier.pause(0.01)
+    assert claim.take(OTHER, recovers=1)[:2] == (b"P", TASK)
     assert claim.take(OTHER)[:2] == (b"lapsed", TASK)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hmac
+import math
 import struct
 import time
 from time import monotonic
@@ -107,6 +108,9 @@ class Redis:
         self.scripts: list[Any] = []
         self.taken: list[bytes] = []
         self._asked: list[tuple[asyncio.Future[Any], Any]] = []
+
+    def well_since(self, key: Any) -> float:
+        return -math.inf
 
     def run(self, *command: Any) -> asyncio.Future[Any]:
         reply = asyncio.get_running_loop().create_future()
