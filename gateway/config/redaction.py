@@ -25,6 +25,9 @@ from gateway.sources.reading import MISSING, at, pointer, put, read_json_value, 
 HIDDEN = "[redacted]"
 #: Characters of a value from which on it is also looked for within texts, and not only as a whole.
 _WITHIN = 4
+#: Values that are looked for within texts: where there are more, every text is hidden.
+_MOST = 100
+_any_text = re.compile(".+", re.DOTALL)
 #: Fields of the header `delivery` that no sender has chosen.
 _OURS = frozenset(("id", "source", "route", "received_at", "traceparent", "store"))
 
@@ -70,27 +73,33 @@ class Redaction:
         )
         found = [("body", request.body)] if self._of_body else []
         found += (each for each in self._found(outside) if each[0] != "body")
-        return Redacted(found, request.body)
+        return Redacted(found, request.body, parses=False)
 
 
 class Redacted:
     """Hides the values that were `found` at their places, wherever they are in what is kept.
 
-    ``places`` are those at which there was a value.
+    ``places`` are those at which there was a value. The body's JSON is read only if it `parses`.
     """
 
-    def __init__(self, found: Sequence[tuple[str, Any]], body: bytes):
+    def __init__(self, found: Sequence[tuple[str, Any]], body: bytes, parses: bool = True):
+        self._parses = parses
         self.places = [place for place, _ in found]
         self._body, self._hidden_body = body, any(place == "body" for place in self.places)
         self._tokens = [pointer(p.removeprefix("json:")) for p in self.places if p[:5] == "json:"]
         values = [value for _, value in found if not isinstance(value, bytes)]
         self._whole = [value for value in values if isinstance(value, dict | list)]
-        self._texts = {text for text in _leaves(values) if text}
-        forms = {form for text in self._texts for form in _forms(text)}
+        leaves = {each for each in _leaves(values) if each != ""}
+        self._texts = {each for each in leaves if isinstance(each, str)}
+        self._constants = leaves - self._texts
+        self._many = len(self._texts) > _MOST
+        forms = {form for text in self._texts if not self._many for form in _forms(text)}
         #: A value may contain another one: the longest comes first.
         self._forms = sorted(forms, key=len, reverse=True)
         within = [re.escape(form) for form in self._forms if len(form) >= _WITHIN]
         self._within = re.compile("|".join(within), re.IGNORECASE) if within else None
+        if self._many:
+            self._within = _any_text
 
     def text(self, text: str) -> str:
         """Return `text` without the values."""
@@ -114,7 +123,7 @@ class Redacted:
     def message(self, message: Message) -> Message:
         """Return `message` as it is kept."""
         args, kwargs, *rest = json.loads(message.body)
-        call = [self._value(args), self._value(kwargs), *rest]
+        call = [self._value(args, True), self._value(kwargs, True), *rest]
         delivery = {k: v if k in _OURS else self._value(v) for k, v in message.delivery.items()}
         delivery["query_string"] = self.query(message.delivery["query_string"])
         extra = message.extra and {
@@ -130,59 +139,68 @@ class Redacted:
             redacted=self.places,
         )
 
-    def request(self, request: Request) -> Request:
-        """Return a copy of `request` as it is kept."""
+    def request(self, request: Request, whole: bool = False) -> Request:
+        """Return a copy of `request` as it is kept; only the `whole` one has its body."""
         kept = copy(request)
         kept.path, kept.query_string = self.path(request.path), self.query(request.query_string)
         kept.headers = {name: self.text(value) for name, value in request.headers.items()}
         kept.remote = self.text(request.remote)
-        kept.body = self._redacted_body().encode() if self._body else b""
+        kept.body = self._redacted_body().encode() if self._body and whole else b""
         return kept
 
     def is_in(self, given: Answer) -> bool:
         """Tell whether an answer has one of the values."""
         text = given.body.decode(errors="replace") + json.dumps(given.headers)
-        return any(form in text for form in self._forms)
+        return self._many or any(form in text for form in self._forms)
 
     def _redacted_body(self) -> str:
         if self._hidden_body:
             return HIDDEN
         try:
-            document = read_json_value(self._body)
+            text = self._body.decode()
+        except UnicodeDecodeError:  # in its bytes no text can be looked for
+            return HIDDEN
+        try:
+            document = read_json_value(self._body) if self._parses else MISSING
         except BadRequest:
-            try:
-                return self.text(self._body.decode())
-            except UnicodeDecodeError:  # in its bytes no text can be looked for
-                return HIDDEN
+            document = MISSING
+        if document is MISSING:
+            return self.text(text)
         for tokens in self._tokens:
             if at(document, tokens, MISSING) is not MISSING:
                 document = put(document, tokens, HIDDEN)
         return json.dumps(self._value(document))
 
-    def _value(self, value: Any) -> Any:
-        """Return a JSON value without the values; a text that is the body is redacted as JSON."""
+    def _value(self, value: Any, constants: bool = False) -> Any:
+        """Return a JSON value without the values; a text that is the body is redacted as JSON.
+
+        With `constants` each true, false and null is hidden that is one of the values: in an
+        argument nothing says which one it was.
+        """
         if value in self._whole:
             return HIDDEN
+        if value is None or isinstance(value, bool):
+            return HIDDEN if constants and value in self._constants else value
         if isinstance(value, dict):
             if value.keys() == {"__type__", "__value__"}:  # a body that is not UTF-8
                 return HIDDEN
-            return {self.text(name): self._value(each) for name, each in value.items()}
+            found = ((self.text(name), each) for name, each in value.items())
+            return {name: self._value(each, constants) for name, each in found}
         if isinstance(value, list):
-            return [self._value(each) for each in value]
+            return [self._value(each, constants) for each in value]
         if isinstance(value, str):
             is_body = value and value.encode(errors="surrogatepass") == self._body
             return self._redacted_body() if is_body else self.text(value)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return HIDDEN if number and str(value) in self._texts else value
+        return HIDDEN if str(value) in self._texts else value
 
 
-def _leaves(value: Any) -> Iterator[str]:
-    """Yield the texts and the numbers in a JSON value, all as texts."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in a JSON value: texts, numbers as texts, and constants."""
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _leaves(each)
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        yield str(value)
+    else:
+        yield value if value is None or isinstance(value, bool) else str(value)
 
 
 def _forms(text: str) -> set[str]:

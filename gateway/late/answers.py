@@ -102,6 +102,8 @@ class LateAnswers:
     async def stop(self) -> None:
         """Let what is being sent end, for a while: others take over the rest."""
         await background.stop(self._task)
+        for task_id in [*self._listening]:
+            self._forget(task_id)
         if self._begun:
             await asyncio.wait(self._begun, timeout=_DRAIN)
         while self._begun:

@@ -154,12 +154,13 @@ class FetchedKeys(Service):
 
 def _network(address: str) -> str:
     """Return an address, or of IPv6 the network of 64 bits, all of which one client may have."""
-    if ":" not in address:
-        return address
     try:
-        return ip_address(address).exploded[:19]
+        found = ip_address(address)
     except ValueError:
         return address
+    # A socket for both has an IPv4 address within one of IPv6.
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    return str(mapped) if mapped.version == 4 else mapped.exploded[:19]
 
 
 def _body(found: Response) -> bytes:

@@ -187,8 +187,13 @@ class InFlight(ABC):
 
     @property
     def kept_request(self) -> Request:
-        """The request as it is logged, traced and kept."""
+        """The request as it is logged and traced; if it is redacted, without its body."""
         return self.request if self.redacted is None else self.redacted.request(self.request)
+
+    @property
+    def whole_request(self) -> Request:
+        """The request as it is kept."""
+        return self.request if self.redacted is None else self.redacted.request(self.request, True)
 
     def recorded(self, message: Message) -> Message:
         """Return its message as the journal and traces have it."""

@@ -36,7 +36,7 @@ class JournalRecorder:
         elif refusals is not None and done.reason and (done.status >= 400 or done.state == IGNORED):
             state = IGNORED if done.state == IGNORED else REFUSED
             about = Kept(done.delivery_id, state, done.path, done.endpoint.name, done.event)
-            refusals.write(done.kept_request, about, done.status, done.seconds, done.reason)
+            refusals.write(done.whole_request, about, done.status, done.seconds, done.reason)
 
 
 class LogRecorder:

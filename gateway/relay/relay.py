@@ -200,7 +200,7 @@ class Relay(Service):
         with suppress(RequestError):  # no route has this path
             endpoint, params = self._routes.find(request.path)
             if endpoint.redaction is not None:
-                return endpoint.redaction.of_request(request, params).request(request)
+                return endpoint.redaction.of_request(request, params).request(request, True)
         return request
 
     def keep(self, request: Request, delivery_id: str, error: RequestError, seconds: float) -> None:

@@ -228,6 +228,15 @@ class Block(Model):
                     found.update(f"json:/{n}" for n in each.removeprefix("lines:").split(","))
         return found
 
+    @property
+    def pair(self) -> tuple[list[str], list[str]] | None:
+        """The pointers to an event and its subevent in the same items of a list, if they are so."""
+        events, others = self.places_of("event"), self.places_of("subevent")
+        if len(events) != 1 or len(others) != 1:
+            return None
+        one, other = events[0].items, others[0].items
+        return (one, other) if one and other else None
+
     def places_of(self, *keys: str) -> list[Place]:
         """Return all places that these keys name."""
         return [place for key, text in self.texts if key in keys for place in self.places(text)]
@@ -293,6 +302,10 @@ def _problems(block: Block) -> Iterator[str]:
     for text in block.time if block.algorithm not in proofs.TOKENS else ():
         if not block.is_signed(text):
             yield f"time: {text} is not signed; write {{time}} in signed"
+    if any("*" in text for text in block.event) and any("*" in text for text in block.subevent):
+        ends = [tokens[: len(tokens) - tokens[::-1].index("*")] for tokens in block.pair or ()]
+        if not ends or ends[0] != ends[1]:
+            yield "subevent: with * it has to be in the items of the list in which the event is"
     if block.pick and not block.separators:
         yield 'list: is needed for pick; say what separates the fields, as in ","'
 

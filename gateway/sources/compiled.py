@@ -10,7 +10,7 @@ from hmac import compare_digest
 from typing import Any
 
 from gateway.answer import JSON, TEXT, Answer, field_value
-from gateway.errors import MethodNotAllowed, SignatureMissing, Unverified
+from gateway.errors import MethodNotAllowed, SignatureMismatch, SignatureMissing, Unverified
 from gateway.sources import places, proofs
 from gateway.sources.block import PLACEHOLDER, Block, Handshake
 from gateway.sources.places import Place, Reader, Seen, bytes_reader, encoded, first, reader
@@ -69,7 +69,7 @@ class Readers:
     def filled(self, text: str) -> Callable[[Seen], list[bytes]]:
         """Return a function that fills in a text, once for each secret if it has one in it."""
         reads = pieces(text, self.piece)
-        return lambda seen: joined([read(seen) for read in reads], self.texts)
+        return lambda seen: joined([read(seen) or b"" for read in reads], self.texts)
 
     def verify_token(self) -> str:
         """Return the token of the handshake. Raises `MethodNotAllowed` where there is none."""
@@ -103,7 +103,7 @@ def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
     """Return a function that reads the given signatures, and the fields beside them."""
     header, missing = block.signature[0].name, block.signature[0].missing
     split = _fields(block, header) if block.separators else lambda _seen, text: [raw(text)]
-    reads = [reader(place) for place in block.signature]
+    reads = [given_at(place) for place in block.signature]
 
     def one(seen: Seen) -> Sequence[bytes]:
         if value := seen.headers.get(header):
@@ -113,13 +113,39 @@ def signatures(block: Block) -> Callable[[Seen], Sequence[bytes]]:
     def some(seen: Seen) -> Sequence[bytes]:
         found: list[bytes] = []
         for read in reads:
-            if text := _text(read(seen)):
-                found += split(seen, text)
+            for value in read(seen):
+                if text := _text(value):
+                    found += split(seen, text)
         if not found:
             raise SignatureMissing(missing)
         return found[:MAX_SIGNATURES]
 
     return some if block.separators or block.signature != [f"header:{header}"] else one
+
+
+def given_at(place: Place) -> Callable[[Seen], Sequence[Any]]:
+    """Return a function that reads the values at a place, texts as the bytes of a sender's."""
+    tokens, as_received = place.items, place.kind in places.AS_RECEIVED
+    read = reader(place)
+
+    def of_text(value: Any) -> Any:
+        return encoded(value, as_received) if isinstance(value, str) else value
+
+    if tokens is not None:
+        return lambda seen: [of_text(each) for each in places.items(seen.json, tokens)]
+    return lambda seen: (of_text(read(seen)),)
+
+
+def each_item(block: Block, keys: Sequence[proofs.Key]) -> list[Check]:
+    """Return what checks that each item of a list has a secret, where one at a place proves."""
+    reads = [given_at(place) for place in block.signature if place.items is not None]
+
+    def check_items(seen: Seen) -> None:
+        for value in (value for read in reads for value in read(seen)):
+            if not isinstance(value, bytes) or not any(key.verifies([value], []) for key in keys):
+                raise SignatureMismatch
+
+    return [check_items] if reads else []
 
 
 def _text(value: Any) -> str:
@@ -176,19 +202,20 @@ def token(readers: Readers) -> Callable[[Seen], Sequence[bytes]]:
 def requirements(readers: Readers) -> list[Check]:
     """Return what checks that a proven request has what is required."""
     wanted = [
-        (place, readers.first([place]), readers.filled(text), "{body" in text)
+        (place, place.items, readers.first([place]), readers.filled(text), "{body" in text)
         for place, text in readers.block.require.items()
         if readers.texts or "{key}" not in text
     ]
 
     def check_required(seen: Seen) -> None:
-        for place, read, expected, of_body in wanted:
-            value = read(seen)
-            if value in (None, "") and of_body and not seen.body:
+        for place, tokens, read, expected, of_body in wanted:
+            found = read(seen) if tokens is None else places.items(seen.json, tokens)
+            if found in (None, "") and of_body and not seen.body:
                 continue
-            values = value if isinstance(value, list) else [value]
             right = expected(seen)
-            if not any(compare_digest(encoded(v), each) for v in values for each in right):
+            values = found if isinstance(found, list) else [found]
+            fit = (any(compare_digest(encoded(v), each) for each in right) for v in values)
+            if not (any(fit) if tokens is None else values and all(fit)):
                 raise Unverified(f"{place} is not what it has to be.")
 
     return [check_required] if wanted else []
@@ -237,10 +264,24 @@ def events(readers: Readers) -> Callable[[Seen], str]:
     ones = [readers.first([text]) for text in block.event]
     more = readers.first(block.subevent) if block.subevent else None
     several = any("*" in text for text in (*block.event, *block.subevent))
+    pair = block.pair
 
     if len(ones) == 1 and not more and not block.names:
         (read,) = ones
         return lambda seen: name(read(seen))
+
+    def full(found: str, second: str) -> str:
+        found = block.names.get(found, found)
+        return f"{found}.{second}" if second else found
+
+    if pair is not None:
+
+        def of_items(seen: Seen) -> str:
+            read = (map(name, places.items(seen.json, tokens)) for tokens in pair)
+            both = zip(*read, strict=True)
+            return ",".join(dict.fromkeys(full(one, second) for one, second in both if one))
+
+        return of_items
 
     def event(seen: Seen) -> str:
         for one in ones:
@@ -250,11 +291,8 @@ def events(readers: Readers) -> Callable[[Seen], str]:
             return ""
         second = name(more(seen)) if more else ""
         if not several:  # this is faster than what follows
-            found = block.names.get(found, found)
-            return f"{found}.{second}" if second else found
-        names = [block.names.get(each, each) for each in found.split(",")]
-        subs = [f".{each}" if each else "" for each in second.split(",")]
-        return ",".join([each + sub for each in names for sub in subs])
+            return full(found, second)
+        return ",".join([full(a, b) for a in found.split(",") for b in second.split(",")])
 
     return event
 

@@ -20,7 +20,7 @@ from gateway.errors import BadRequest, KeyNotKnown, SignatureMismatch, Unverifie
 from gateway.sources import compiled, proofs, reading
 from gateway.sources.base import Draft, KeyRequest, Options, Signed, Source, Verified
 from gateway.sources.block import PLACEHOLDER, Block
-from gateway.sources.places import Place, Seen
+from gateway.sources.places import AS_RECEIVED, Place, Seen
 from gateway.sources.proofs import Key
 from gateway.sources.reading import at, pointer, put, read_if_json, read_json, read_loosely
 
@@ -50,6 +50,7 @@ class Declared(Source):
         late = block.is_jwt or any(place.is_parsed for place in block.time)
         self._early = [] if late else clock
         self._late = [*(clock if late else []), *compiled.requirements(readers)]
+        self._late += compiled.each_item(block, self._keys)
         parsed = any(place.is_parsed for place in block.places_of("signature", "signed"))
         self._largest = (block.max_body or reading.MAX_UNPROVEN) if parsed else None
         self._parts, self._event = compiled.signed_parts(readers), compiled.events(readers)
@@ -194,7 +195,8 @@ class Declared(Source):
         if block.is_jwt:
             signature = block.prefix + self._signed_token(seen, draft.now, claims)
         else:
-            signature = key.sign(self._parts(seen)).decode("latin-1")
+            as_received = block.signature[0].kind in AS_RECEIVED
+            signature = key.sign(self._parts(seen)).decode("latin-1" if as_received else "utf-8")
         if block.pick:
             items = [*fields.items(), (block.pick[0], signature)]
             assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]

@@ -41,7 +41,7 @@ IN_BODY = ("json", "form", "body", "raw_body", "digest")
 #: Parts of a multipart form that are read.
 MAX_PARTS = 100
 #: Kinds whose text is what was received, one character a byte (latin-1); others are UTF-8.
-_AS_RECEIVED = ("header", "headers", "sig", "url", "path", "method")
+AS_RECEIVED = ("header", "headers", "sig", "url", "path", "method")
 _valid = re.compile(
     r"(header:[!#$%&'*+\-.^_`~0-9A-Za-z]+|(query|form|sig|headers):[^|]+"
     rf"|json:(/[^\r\n|]*)?|claim:/[^\r\n|]*|body|raw_body|url|path|method|{'|'.join(_DEFINED)})(\|[^|]+)*"
@@ -49,14 +49,17 @@ _valid = re.compile(
 
 
 #: What a value may not have in it that stands between others: a further name.
-_further_name = re.compile(r"&\w+=").search
+_further_name = re.compile("&[^&=]+=").search
+#: What a name may not have in it: it could be several fields.
+_ends_name = re.compile("[&=]").search
 
 
 def _pairs(body: bytes, without: Sequence[str]) -> bytes | None:
     """Return a form's fields as ``name=value&...``, not escaped, in the order of their names."""
     pairs = sorted((key, value) for key, value in read_form(body) if key not in without)
-    # Nobody could tell such a value from two fields, and of two with one name which is meant.
-    if any(_further_name(value) for _, value in pairs) or len(dict(pairs)) < len(pairs):
+    # Nobody could tell such a field from two, and of two with one name which is meant.
+    several = any(_ends_name(key) or _further_name(value) for key, value in pairs)
+    if several or len(dict(pairs)) < len(pairs):
         return None
     return raw("&".join([f"{key}={value}" for key, value in pairs]))
 
@@ -139,6 +142,12 @@ class Place(str):
         )
 
     @property
+    def items(self) -> list[str] | None:
+        """The tokens of a pointer to a value of each item of a list; None: it is something else."""
+        tokens = pointer(self.name) if self.kind == "json" and not self.filters else []
+        return tokens if "*" in tokens else None
+
+    @property
     def missing(self) -> str:
         """What to say where nothing is there."""
         what = {"header": "header", "query": "parameter", "claim": "claim"}.get(self.kind, "field")
@@ -214,7 +223,7 @@ def reader(place: Place, base_url: str = "", only: bool = False) -> Reader:
     """
     read = _plain(place.kind, place.name, base_url.rstrip("/"), only)
     for text in place.filters:
-        read = _filtered(read, text, place.kind in _AS_RECEIVED)
+        read = _filtered(read, text, place.kind in AS_RECEIVED)
     return read
 
 
@@ -225,7 +234,7 @@ def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
         return read
     if kind in ("header", "sig") and not filters:
         return lambda seen: raw(read(seen))
-    as_received = kind in _AS_RECEIVED and not filters
+    as_received = kind in AS_RECEIVED and not filters
     changed = kind in ("body", "raw_body") and filters and not filters[0].startswith("json")
 
     def read_bytes(seen: Seen) -> bytes:
@@ -338,16 +347,20 @@ def _first_member(key: str, otherwise: Reader) -> Reader:
     return read
 
 
+def items(value: Any, tokens: Sequence[str]) -> list[Any]:
+    """Return the values at a pointer's tokens with ``*``: of each item one, None: it has none."""
+    found = [value]
+    for token in tokens:
+        if token == "*":
+            found = [each for list_ in found if isinstance(list_, list) for each in list_]
+        else:
+            found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
+    return found
+
+
 def _at(value: Any, tokens: Sequence[str]) -> Any:
     """Return the value at a pointer's tokens; with ``*``, the different ones, joined by commas."""
     if "*" not in tokens:
         return at(value, tokens)
-    found = [value]
-    for token in tokens:
-        if token == "*":
-            lists = [each for each in found if isinstance(each, list)]
-            found = [each for items in lists for each in items if isinstance(each, dict)]
-        else:
-            found = [e.get(token) if type(e) is dict else at(e, [token]) for e in found]
-    names = dict.fromkeys(map(name, found))
+    names = dict.fromkeys(map(name, items(value, tokens)))
     return next(iter(names)) if len(names) == 1 else ",".join(filter(None, names))

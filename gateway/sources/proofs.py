@@ -183,7 +183,7 @@ PUBLIC_KINDS = ("pem", "spki", "raw-hex", "raw-base64")
 
 def joined(parts: Parts, secrets: Parts) -> list[bytes]:
     """Join the parts of a text, once for each of the `secrets` if it has one in it."""
-    if KEY not in parts:
+    if not any(part is KEY for part in parts):  # a sender may send an equal text
         return [b"".join(parts)]
     return [b"".join([each if part is KEY else part for part in parts]) for each in secrets]
 
@@ -229,12 +229,12 @@ class SharedKey(Key):
         if self._hmac is not None:
             return self._prefix + self._encode(mac(self._hmac, text))
         # Who has a hash, and not the key, can continue the text behind its padding: no UTF-8.
-        if parts[-1] is not KEY and not _is_utf8(b"".join([p for p in parts if p is not KEY])):
+        if parts[-1] is not KEY and not is_utf8(b"".join([p for p in parts if p is not KEY])):
             raise Unverified("The signed text is not UTF-8.")
         return self._prefix + self._encode(hashlib.new(self._hash, b"".join(text)).digest())
 
 
-def _is_utf8(text: bytes) -> bool:
+def is_utf8(text: bytes) -> bool:
     with suppress(UnicodeDecodeError):
         text.decode()
         return True
@@ -289,14 +289,21 @@ class WebToken(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The JSON of the claims, as the sender wrote it."""
-        return ENCODINGS["base64url"].decode(self.payload)
+        """The JSON of the claims, as the sender wrote it. Raises `Unverified` where it is none."""
+        return _decoded(self.payload)
+
+
+def _decoded(text: bytes) -> bytes:
+    try:
+        return ENCODINGS["base64url"].decode(text)
+    except ValueError as exc:
+        raise Unverified("The token is malformed.") from exc
 
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        return read_json(ENCODINGS["base64url"].decode(text))
-    except (ValueError, BadRequest) as exc:
+        return read_json(_decoded(text))
+    except BadRequest as exc:
         raise Unverified("The token is malformed.") from exc
 
 

@@ -63,7 +63,8 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def check_flat(body: bytes) -> None:
     """Raise `BadRequest` for an envelope of an encrypted message that would take long to parse."""
-    if body.count(b",") > MAX_PARAMETERS:
+    # References in XML are resolved one by one.
+    if max(body.count(b","), body.count(b"&")) > MAX_PARAMETERS:
         raise BadRequest(f"The envelope has more than {MAX_PARAMETERS} members.")
 
 

@@ -55,6 +55,8 @@ class Network:
         self._conditions: dict[tuple[str, str], Conditions] = {}
         self.default = Conditions()
         self.ends: dict[End, None] = {}  # of clients
+        #: Those that have ended while nothing arrived.
+        self.dying: dict[tuple[str, str], list[End]] = {}
 
     def between(self, client: str, server: str) -> Conditions:
         return self._conditions.get((client, server), self.default)
@@ -62,7 +64,8 @@ class Network:
     def change(self, client: str, server: str, conditions: Conditions) -> None:
         """Set the conditions of two parties' connections, those that exist included."""
         self._conditions[client, server] = conditions
-        for end in self._ends(client, server):
+        # Also those of a process that has died: what it has sent last is still on its way.
+        for end in [*self._ends(client, server), *self.dying.pop((client, server), ())]:
             for one in (end, end.peer):
                 one.conditions = conditions
                 one.go_on()
@@ -461,6 +464,9 @@ class End(asyncio.Transport):
             return
         self.gone = True
         self.party.ends.pop(self, None)
+        if self in self.network.ends and self.conditions.held:
+            names = self.party.name, self.peer.party.name
+            self.network.dying.setdefault(names, []).append(self)
         self.network.ends.pop(self, None)
         self._out.clear()
         if self._inbox:

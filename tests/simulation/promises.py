@@ -228,7 +228,8 @@ def dropped(judge: Judge) -> Iterator[str]:
             one.at - 0.1, one.answered, "drained", target=one.gateway
         )
         # It was sent on an idle connection that was just being closed.
-        crossed = one.reused and one.took < CROSSING
+        frozen = judge.hit(one.at, one.answered, "frozen", target=one.gateway)
+        crossed = one.reused and (one.took < CROSSING or frozen)
         restarting = crossed and judge.hit(
             one.at - 20, one.answered, "reloaded", "drained", target=one.gateway
         )

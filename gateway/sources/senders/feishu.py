@@ -15,10 +15,16 @@ from pydantic import Field, SecretStr
 
 from gateway.answer import JSON, Answer
 from gateway.delivery import Request
-from gateway.errors import NotDecrypted, RequestError, SignatureMismatch, SignatureMissing
+from gateway.errors import (
+    NotDecrypted,
+    RequestError,
+    SignatureMismatch,
+    SignatureMissing,
+    Unverified,
+)
 from gateway.sources import base
 from gateway.sources.base import Draft, Sample, Signed, Source, Verified
-from gateway.sources.proofs import check, check_time, digest, header, raw, secrets
+from gateway.sources.proofs import check, check_time, digest, header, is_utf8, raw, secrets
 from gateway.sources.reading import MAX_UNPROVEN, at, identity, name, read_if_json, read_json
 from gateway.sources.wechat_crypto import decrypt_cbc, encrypt_cbc, unpadded
 
@@ -80,6 +86,9 @@ class Feishu(Source):
         check_time(timestamp, request.received_at, self.options.tolerance)
         given, signed = raw(header(request, SIGNATURE)), raw(timestamp + header(request, NONCE))
         if self._token and len(given) == 2 * sha1().digest_size:
+            # Who has a hash, and not the token, can continue the text behind its padding: no UTF-8.
+            if not is_utf8(request.body):
+                raise Unverified("The body is not UTF-8.")
             check([given], [sha1(signed + self._token + request.body).hexdigest().encode()])
             tenant = read_if_json(request.body).get("tenant_key")
             return Verified(request.body, identity(digest(request.body), tenant), CARD)

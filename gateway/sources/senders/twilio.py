@@ -92,13 +92,14 @@ class Twilio(Source):
 
 
 def _read_form(body: bytes) -> list[tuple[str, str]]:
+    try:
+        fields = read_form(body)
+    except BadRequest as exc:  # a form that cannot be read cannot have been signed
+        raise Unverified("The form cannot be read.") from exc
     # Twilio writes one in each field; without it the same text would be all name.
     if any(field and b"=" not in field for field in body.split(b"&")):
         raise Unverified("A field of the form has no equals sign.")
-    try:
-        return read_form(body)
-    except BadRequest as exc:  # a form that cannot be read cannot have been signed
-        raise Unverified("The form cannot be read.") from exc
+    return fields
 
 
 def _signed(path: str, query: str, fields: list[tuple[str, str]]) -> bytes:

@@ -83,11 +83,35 @@ def test_requests_that_may_be_anybodys():
     redaction = Redaction(["json:/a", "param:id", "header:x-id"])
     headers = {"x-id": "national-17"}
     request = Request("POST", "/a/%31234/b", "q=national-17", headers, b'{"a": 1}', "::1", 0.0, 0.0)
-    hidden = redaction.of_request(request, {"id": "1234"}).request(request)
+    hidden = redaction.of_request(request, {"id": "1234"}).request(request, whole=True)
     assert (hidden.path, hidden.body) == ("/a/[redacted]/b", HIDDEN.encode())
     assert hidden.headers == {"x-id": HIDDEN}
     assert "national" not in hidden.query_string
     assert (request.path, request.body) == ("/a/%31234/b", b'{"a": 1}')
+
+
+def test_nobodys_json_is_parsed(monkeypatch):
+    monkeypatch.setattr("gateway.config.redaction.read_json_value", None)
+    request = Request("POST", "/", "", {"x-id": "national-17"}, b'{"a": "national-17"}', "", 0.0, 0)
+    hidden = Redaction(["header:x-id"]).of_request(request, {})
+    assert hidden.request(request, whole=True).body == b'{"a": "[redacted]"}'
+    assert hidden.request(request).body == b""
+
+
+def test_of_many_values_every_text_is_hidden():
+    values = [f"value {n}" for n in range(101)]
+    (_, _, text), header = kept(["json:/a"], json.dumps({"a": values, "b": "c", "d": 1}).encode())
+    assert json.loads(text) == {HIDDEN: 1} and header["event"] in ("", HIDDEN)
+    redacted = Redacted([("json:/a", values)], b"")
+    assert redacted.text("any") == HIDDEN and redacted.is_in(Answer(200, "", b"any"))
+
+
+def test_constants_are_hidden_in_arguments():
+    body = json.dumps({"p": {"hiv": True, "cd4": 1.5, "known": None, "b": False}}).encode()
+    places = ["json:/p/hiv", "json:/p/cd4", "json:/p/known"]
+    (patient, flag), _ = kept(places, body, args=["json:/p", "json:/p/hiv"])
+    assert patient == {"hiv": HIDDEN, "cd4": HIDDEN, "known": HIDDEN, "b": False}
+    assert flag == HIDDEN
 
 
 @pytest.mark.parametrize(("body", "found"), [(b"your 4111", True), (b"411", False), (b"", False)])

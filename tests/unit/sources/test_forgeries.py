@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from gateway.delivery import Request
 from gateway.errors import BadRequest, BodyTooLarge, SignatureMismatch, SignatureMissing, Unverified
-from gateway.sources import declared, find, places, reading
+from gateway.sources import declared, find, places, proofs, reading
 from gateway.sources.base import Draft, Signed, Source
+from gateway.sources.reading import MISSING
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.sending import URL, own, received, receiver, sender, unverified
 
@@ -44,6 +45,13 @@ def verified(scheme: str, message: Any, url: str = URL, **headers: str) -> Any:
         ("meta",
          {"object": "page", "entry": [{"changes": [{"field": "feed"}, {"field": "mention"}]}]},
          "page.feed,page.mention"),
+        ("xero",
+         {"events": [
+             {"eventCategory": "CONTACT", "eventType": "UPDATE"},
+             {"eventCategory": "INVOICE", "eventType": "CREATE"},
+             {"eventCategory": "INVOICE"}, {"eventType": "UPDATE"}, 1,
+         ]},
+         "CONTACT.UPDATE,INVOICE.CREATE,INVOICE"),
     ],
 )  # fmt: skip
 def test_a_batch_has_the_events_of_all_its_items(scheme, message, event):
@@ -359,3 +367,78 @@ def test_nobody_continues_a_plain_hash(signed):
         else:
             with pytest.raises(Unverified, match="not UTF-8"):
                 found.verify(request)
+
+
+def form(body: bytes) -> Request:
+    return replace(request("POST", ""), body=body)
+
+
+@pytest.mark.parametrize("altered", [b"a=1%26b=2", b"a=1&b.c=2&d%3D3%26e=4", b"a%3D1%26b=2&c=3"])
+def test_fields_that_are_written_as_one_are_not_the_signed_ones(altered):
+    source = own(signature="header:x-sig", signed="{body|pairs:sign}", identity="form:a")
+    plain = altered.replace(b"%26", b"&").replace(b"%3D", b"=")
+    signed = source.sign(Draft(plain, URL, NOW))
+    assert source.verify(received(signed)).body == plain
+    unverified(source, received(replace(signed, body=altered)))
+
+
+GRAPH = [{"clientState": "old", "changeType": "a"}, {"clientState": "new", "changeType": "b"}]
+
+
+@pytest.mark.parametrize("state", ["other", "", None, ["old"], MISSING])
+def test_each_item_of_a_batch_needs_a_secret(state):
+    block = {"secrets": ["old", "new"], "signature": "json:/value/*/clientState"}
+    proven = own(**block, algorithm="equal", event="json:/value/*/changeType")
+    required = own(signature="header:x-sig", require={"json:/value/*/clientState": "old"})
+    foreign: Any = {"changeType": "c"} | ({} if state is MISSING else {"clientState": state})
+    for source, good in ((proven, GRAPH), (required, [GRAPH[0]])):
+        for items in (good, [*good, foreign], [foreign, *good], [*good, 1], []):
+            body = json.dumps({"value": items}).encode()
+            signed = required.sign(Draft(body, URL, NOW))
+            if items is good:
+                assert source.verify(received(signed)).body == body
+            else:
+                unverified(source, received(signed))
+
+
+def test_a_secret_may_have_any_characters_at_any_place():
+    wanted, written = "größe \u4e2d", "\\u4e2d"
+    for place in ("json:/a", "query:a", "form:a"):
+        source = own(secrets=[wanted, written], signature=place, algorithm="equal")
+        body = b'{"b": 1}' if place.startswith("json") else b"b=1"
+        assert source.verify(received(source.sign(Draft(body, URL, NOW))))
+        other = own(secrets="\u4e2d", signature=place, algorithm="equal")
+        unverified(source, received(other.sign(Draft(body, URL, NOW))))
+
+
+def test_a_token_in_the_body_whose_claims_are_no_base64_is_unverified():
+    source = own(signature="body", algorithm="jwt", tolerance=0)
+    unverified(source, form(b"eyJhbGciOiJIUzI1NiJ9.A.sig"))
+
+
+def test_a_text_like_the_sign_for_a_key_is_a_text():
+    assert proofs.joined([b"\0key", b"a"], []) == [b"\0keya"]
+    assert proofs.joined([proofs.KEY, b"a"], [b"k", b"l"]) == [b"ka", b"la"]
+
+
+def test_what_is_required_of_a_value_that_is_not_there_is_not_met():
+    source = own(
+        signature="header:x-sig", id=["header:x-id", "header:y-id"],
+        require={"header:z": "{id}"},
+    )  # fmt: skip
+    signed = source.sign(Draft(b"{}", URL, NOW))
+    without = {name: text for name, text in signed.headers.items() if name.lower() == "x-sig"}
+    unverified(source, received(replace(signed, headers={**without, "z": "some"})))
+
+
+def test_an_envelope_with_many_references_is_refused_unread():
+    body = b"<xml><Encrypt>" + b"&#65;" * 2_000 + b"</Encrypt></xml>"
+    query = f"msg_signature=1&timestamp={NOW:.0f}&nonce=1"
+    with pytest.raises(BadRequest):
+        receiver("wecom").verify(replace(form(body), query_string=query))
+
+
+def test_lists_of_events_are_paired_only_where_they_are_one():
+    own(signature="header:x", event="json:/a/*/b", subevent="json:/a/*/c")
+    with pytest.raises(ValidationError, match="subevent: with"):
+        own(signature="header:x", event="json:/a/*/b", subevent="json:/d/*/c")
