@@ -56,5 +56,9 @@ def look(consumer: Any) -> None:
             log.info("The queue %s is not there yet: %s", queue, exc)
             continue
         log.info("The queue %s is there again", queue)
-        consumer.absent -= {queue}
+        queues = consumer.app.amqp.queues
+        queues.select_add(
+            queues[queue]
+        )  # for the next connection, too: before Celery 5.7 it is not
         consumer.add_task_queue(queue)
+        consumer.absent -= {queue}

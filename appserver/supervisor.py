@@ -90,9 +90,13 @@ class Worker:
         self.due, self._began = None, time.monotonic()
         self.starts += 1
         environ = {**os.environ, VARIABLE: str(end)}
-        self._process = subprocess.Popen(
-            self._command, env=environ, pass_fds=[end], process_group=0
-        )
+        try:
+            self._process = subprocess.Popen(
+                self._command, env=environ, pass_fds=[end], process_group=0
+            )
+        except OSError as exc:  # processes or descriptors are used up
+            log.error("%s cannot be started: %s", self.name, exc)
+            self._fail()
 
     def signal(self, number: int) -> None:
         if self.running:
@@ -102,16 +106,19 @@ class Worker:
         """Tell whether its process has ended since the last call, and set when the next starts."""
         if not self.running or (code := self._process.poll()) is None:
             return False
-        now = self.due = time.monotonic()
+        self.due = time.monotonic()
         self.code = 0 if code == RECYCLED else code
-        if code == RECYCLED or now - self._began > WELL:
+        if code == RECYCLED or self.due - self._began > WELL:
             self._failures = 0
         if code != RECYCLED:
-            self.due += min(2.0**self._failures, PAUSE_MAX)
-            self._failures += 1
+            self._fail()
             level = logging.WARNING if code else logging.INFO
             log.log(level, "%s has ended, %s", self.name, self._why())
         return True
+
+    def _fail(self) -> None:
+        self.due = time.monotonic() + min(2.0**self._failures, PAUSE_MAX)
+        self._failures += 1
 
     def _why(self) -> str:
         if self.code >= 0:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 CONSUMERS = 5.0  # seconds between questions to the broker for the consumers of queues
 PAUSE = 60.0  # seconds between questions to workers; each costs a worker a millisecond
+_SHOWN = 20  # queues without a consumer that are named
 ANSWERS = 1.0  # seconds in which workers answer
 LOST = "gateway_worker_results_lost"
 _FAR = 1e11  # seconds since the epoch; a time that can be written
@@ -88,7 +89,8 @@ class WorkerWatch(Service):
                     _, consumers = await look(queue)
                     if not consumers:
                         found.append(_unconsumed(queue, paths))
-        self.warnings = found
+        more = [f"... and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        self.warnings = found[:_SHOWN] + more
 
     async def _count_lost(self, connection: TurnConnection) -> None:
         answers = await _ask(connection)

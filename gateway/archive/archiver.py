@@ -93,11 +93,14 @@ class Archiver:
     async def _mark(self, store: JournalStore) -> AsyncGenerator[bool, None]:
         """Mark what the journal has and the archive has not; yield after each part.
 
-        It was there before `archive_url` was set, or the database is another one, or has lost it.
+        It was there before `archive_url` was set, or the database is another one, or has lost it,
+        or has an earlier state of it.
         """
         async with aclosing(store.unmarked(MOST)) as unmarked:
-            async for ids in unmarked:
-                if ids and (new := set(ids) - await asyncio.to_thread(self._database.has, ids)):
+            async for found in unmarked:
+                ids = [each[0] for each in found]
+                known = await asyncio.to_thread(self._database.versions, ids) if ids else ()
+                if new := {each[0] for each in set(found).difference(known)}:
                     await store.mark(sorted(new))
                 yield True
 

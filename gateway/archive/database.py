@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +23,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import GONE, Entry, order
 from gateway.journal.filter import Filter, folded
+from gateway.journal.store import Version
 
 CONNECT = 3  # seconds for connecting
 READ = 10.0  # seconds for one query of a reader
@@ -39,7 +40,11 @@ _NEWEST, _FEW, _BUDGET = 10_000, 500, 0.2
 _GLOBS = {"*": "%", "%": r"\%", "_": r"\_", "\\": r"\\"}
 _PAGE = 500  # deliveries that are removed at once, where they are named
 _ROWS, _CALLS = 200, 20  # deliveries that are read at once; with their calls
-_REMOVED = 5_000  # deliveries that are removed at once, where there are no partitions
+#: What may be left of the most bytes after the oldest deliveries were removed, where there are no
+#: partitions: each time the index of texts is written anew.
+_LEFT = 0.95
+#: Seconds that PostgreSQL waits for a lock, and for a process that has one and says nothing.
+_LOCKED, _SILENT = 10, 60
 
 
 class Database:
@@ -65,6 +70,10 @@ class Database:
         """Begin a transaction, as the only one that writes; it ends with the block."""
         with self._translated_errors(), self._engine.connect() as connection:
             if self._postgresql:
+                connection.exec_driver_sql(
+                    f"SET lock_timeout = '{_LOCKED}s'; "
+                    f"SET idle_in_transaction_session_timeout = '{_SILENT}s'"
+                )
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
             else:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -76,7 +85,9 @@ class Database:
         """Connect for queries of `READ` seconds at most."""
         with self._translated_errors(), self._engine.connect() as connection:
             if self._postgresql:
-                # What is compiled for a query takes longer than the query.
+                # Between two pages nothing may be locked. What is compiled for a query takes longer
+                # than the query.
+                connection = connection.execution_options(isolation_level="AUTOCOMMIT")
                 settings = f"SET statement_timeout = {int(READ * 1000)}; SET jit = off"
                 connection.exec_driver_sql(settings)
             else:
@@ -245,7 +256,15 @@ class Database:
             for i in range(0, 0 if dry_run else len(found), _PAGE):
                 part = place.in_(found[i : i + _PAGE])
                 connection.execute(sa.delete(DELIVERIES).where(part))
+            if not (self._postgresql or dry_run):
+                self._tidy(connection)
         return len(found)
+
+    def _tidy(self, connection: Connection) -> None:
+        """Write SQLite's index of texts anew: it keeps what it has of removed ones until then."""
+        connection.exec_driver_sql(
+            "INSERT INTO deliveries_text(deliveries_text) VALUES ('optimize')"
+        )
 
     def prune(self, now: float) -> None:
         """Remove what is too old (`now`: seconds since the epoch), and what is too much."""
@@ -255,6 +274,11 @@ class Database:
                 self._prune_partitions(connection, oldest)
             else:
                 self._prune_rows(connection, oldest)
+        if not self._postgresql:
+            with self._translated_errors(), self._engine.connect() as connection:
+                # As a script, as each step of it gives one page back only.
+                plain: Any = connection.connection.driver_connection
+                plain.executescript("PRAGMA incremental_vacuum")
 
     def _prune_partitions(self, connection: Connection, oldest: int) -> None:
         found = connection.exec_driver_sql(
@@ -277,22 +301,29 @@ class Database:
         def pragma(name: str) -> int:
             return int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
 
-        size = pragma("page_size")
-        while most and (pragma("page_count") - pragma("freelist_count")) * size > most:
-            first = sa.select(ms).order_by(ms).limit(1).offset(_REMOVED)
+        def used() -> int:
+            return (pragma("page_count") - pragma("freelist_count")) * pragma("page_size")
+
+        while most and (size := used()) > most:
+            number = connection.execute(sa.select(sa.func.count()).select_from(DELIVERIES)).scalar()
+            much = ceil((number or 0) * (1 - _LEFT * most / size))
+            first = sa.select(ms).order_by(ms).limit(1).offset(much)
             until = connection.execute(first).scalar()
             if until is None:
                 break
-            connection.execute(sa.delete(DELIVERIES).where(ms < until))
-        connection.exec_driver_sql("PRAGMA incremental_vacuum")
+            connection.execute(sa.delete(DELIVERIES).where(ms <= until))
+            self._tidy(connection)
 
-    def has(self, ids: Sequence[str]) -> set[str]:
-        """Return those of the `ids` that are there, of the days that the journal may have."""
+    def versions(self, ids: Sequence[str]) -> set[Version]:
+        """Return what is there of these `ids`, of the days that the journal may have."""
+        columns = DELIVERIES.c
         # Partitions are left out by it: many more days are kept here.
         oldest = int((time() - self._config.journal_age) * 1000) - _DAY
-        recent = DELIVERIES.c.id.in_(ids) & (DELIVERIES.c.ms >= oldest)
+        wanted = sa.select(columns.id, columns.state, columns.task_id, columns.replays).where(
+            columns.id.in_(ids) & (columns.ms >= oldest)
+        )
         with self.reading() as connection:
-            return set(connection.execute(sa.select(DELIVERIES.c.id).where(recent)).scalars())
+            return {(i, state, task, n) for i, state, task, n in connection.execute(wanted)}
 
     def size(self) -> tuple[int, int]:
         """Return how many deliveries there are, and the bytes that they take with their indexes."""

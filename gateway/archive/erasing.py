@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from gateway.claims.claim import CLAIM_KEY, DONE, FAILURE_KEY, TAGGED_KEY, read
 from gateway.config.settings import Config
 from gateway.errors import StoreError
-from gateway.journal.entry import Entry
+from gateway.journal.entry import DAMAGED, Entry
 from gateway.journal.filter import Filter, folded
 from gateway.journal.groups import About, general
 from gateway.journal.store import JournalStore
@@ -36,6 +37,7 @@ return 1
 #: What may have the person still; `docs/archive.md` says more.
 LEFT = (
     "results of tasks in the result store: for {expires:g} s after their end",
+    "answers of tasks that have not ended yet: those that are kept for later tries",
     "messages that no worker has run yet, or that lie in gateway.dead: in RabbitMQ",
     "log lines and traces that were written before, and the log of nginx",
     "backups, replicas and write-ahead logs of Redis and of the archive's database",
@@ -107,7 +109,8 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
         try:
             async with StateStore.opened(config) as keys:
                 answers = await _erase_answers(keys, config.prefix, wanted, dry_run)
-                late = await _erase_late(keys, config.prefix, wanted, dry_run)
+                named = {each.id for each in found}
+                late = await _erase_late(keys, config.prefix, wanted, named, dry_run)
         except StoreError as exc:
             raise result_store.no_answer(config, config.state, exc) from exc
     if config.archive:
@@ -138,15 +141,25 @@ async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: 
     return number
 
 
-async def _erase_late(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:
-    """Remove late answers with the text; those that were not sent are not sent any more."""
+async def _erase_late(
+    store: StateStore, prefix: str, wanted: Text, ids: Collection[str], dry_run: bool
+) -> int:
+    """Remove late answers with the text, or of deliveries with these `ids`: none is sent."""
     number = 0
     begin = f"{prefix}{{late}}:task:"
     async for key in store.keys(begin):
         record = await store.run("HGET", key, "record")
-        if record is not None and wanted.is_in(record):
+        if record is not None and (wanted.is_in(record) or _delivery_of(record) in ids):
             number += 1
             if not dry_run:
                 await store.run("DEL", key)
                 await store.run("ZREM", f"{prefix}{{late}}:due", key[len(begin.encode()) :])
     return number
+
+
+def _delivery_of(record: bytes) -> str:
+    """Return the id of the delivery of a late answer's record; empty: it cannot be read."""
+    try:
+        return str(json.loads(record)["delivery_id"])
+    except DAMAGED:
+        return ""

@@ -24,7 +24,6 @@ from gateway.errors import (
     GatewayError,
     NotConfirmed,
     NotFound,
-    Rejected,
     RequestError,
     StoreError,
     Unroutable,
@@ -62,7 +61,8 @@ async def publishing(config: Config) -> AsyncIterator[Publish]:
         publisher.publish(pending)
         error = await pending.until_confirmed()
         try:
-            if isinstance(error, (Rejected, Unroutable)):
+            # A queue that crashes may have a message that it rejects: only this one is nowhere.
+            if isinstance(error, Unroutable):
                 raise error
             if error is not None:
                 raise NotConfirmed from error
@@ -189,8 +189,8 @@ class Replayer:
         if entry.unsendable:
             why = f"cannot be replayed as it was: {entry.unsendable}"
             return Replay(entry.id, problem=why)
-        task_id = self._ids.new()
-        begun = await self._store.begin_replay(entry.id, task_id, entry.task_id, again)
+        made = self._ids.new()
+        begun = await self._store.begin_replay(entry.id, made, entry.task_id, again)
         if begun.how == INTERRUPTED:
             why = "an earlier replay was interrupted, and may run; see `again`"
             return Replay(entry.id, begun.task_id, why, may_have_run=True)
@@ -207,7 +207,9 @@ class Replayer:
                 await self._store.end_replay(entry.id, task_id, taken=None)
             return Replay(entry.id, task_id, "not confirmed, but may run", unavailable=True)
         except RequestError as exc:
-            await self._store.end_replay(entry.id, task_id, taken=False)
+            # One that was interrupted before may run as this task.
+            taken = False if begun.task_id == made else None
+            await self._store.end_replay(entry.id, task_id, taken=taken)
             return Replay(entry.id, problem=f"not taken: {exc}", unavailable=exc.status >= 500)
         try:
             # The run before may have ended meanwhile, or its end may have been written only now.

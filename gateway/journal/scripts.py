@@ -347,7 +347,7 @@ mark(KEYS[3], ARGV[1])
 if ARGV[3] == '1' then
     redis.call('HSET', KEYS[1], 'task_id', ARGV[2], 'state', 'replayed', 'looks', 0, 'error', '',
         'runs', ARGV[6])
-    redis.call('HDEL', KEYS[1], 'begun_at', 'ended_at', 'attempts')
+    redis.call('HDEL', KEYS[1], 'begun_at', 'ended_at', 'late_at', 'attempts')
     redis.call('HINCRBY', KEYS[1], 'replays', 1)
     redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
     redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' replayed')
@@ -365,6 +365,10 @@ CHANGED = (
 local found, left = {}, tonumber(ARGV[3])
 local last = string.format('%.0f', microseconds() - ARGV[4])
 local some = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', last, 'WITHSCORES', 'LIMIT', 0, ARGV[1])
+if #some == 0 then -- the clock was set back
+    some = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. microseconds(), '+inf', 'WITHSCORES',
+        'LIMIT', 0, ARGV[1])
+end
 for i = 1, #some, 2 do
     local fields = readable(redis.pcall('HGETALL', ARGV[2] .. some[i]))
     found[#found + 1] = {some[i], some[i + 1], fields}
@@ -379,24 +383,31 @@ return found
 """
 )
 
-# Returns the last one's place (empty: there is none), and the ids of those that are not marked.
-# KEYS: deliveries or refused, changed. Arguments: newest, number
+# Returns the last one's place (empty: there is none), and of those that are not marked id, state,
+# task id and replays. KEYS: deliveries or refused, changed. Arguments: newest, number, what keys of
+# deliveries begin with
 UNMARKED = """
 local last, found = '', {}
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
     last = entry[1]
-    if not redis.call('ZSCORE', KEYS[2], entry[2][2]) then
-        found[#found + 1] = entry[2][2]
+    local id = entry[2][2]
+    local about = redis.pcall('HMGET', ARGV[3] .. id, 'state', 'task_id', 'replays')
+    if about[1] and not redis.call('ZSCORE', KEYS[2], id) then
+        found[#found + 1] = {id, about[1], about[2] or '', about[3] or '0'}
     end
 end
 return {last, found}
 """
 
-# KEYS: changed. Arguments: for each delivery its id, and the time of the change
+# KEYS: changed, missed. Arguments: for each delivery its id, the time of the change, and 1 if it is
+# gone
 ARCHIVED = """
-for i = 1, #ARGV, 2 do
+for i = 1, #ARGV, 3 do
     if redis.call('ZSCORE', KEYS[1], ARGV[i]) == ARGV[i + 1] then
         redis.call('ZREM', KEYS[1], ARGV[i])
+        if ARGV[i + 2] == '1' then
+            redis.call('INCR', KEYS[2])
+        end
     end
 end
 """

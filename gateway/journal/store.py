@@ -158,6 +158,10 @@ class Keys:
         return self.prefix + delivery_id
 
 
+#: An entry's id, state, task id, and how often it was replayed.
+Version = tuple[str, str, str, int]
+
+
 class JournalStore:
     """Keeps the entries of the journal in the Redis of the claims, 6.2 or newer.
 
@@ -391,8 +395,9 @@ class JournalStore:
 
     async def archived(self, changes: Sequence[Change]) -> None:
         """Write that these changes are archived; what has changed since then is not."""
-        marks = chain.from_iterable((change.id, change.mark) for change in changes)
-        await self._run("EVAL", scripts.ARCHIVED, 1, self._keys.changed, *marks)
+        each = ((change.id, change.mark, int(change.entry is None)) for change in changes)
+        marks = chain.from_iterable(each)
+        await self._run("EVAL", scripts.ARCHIVED, 2, *self._marks, *marks)
 
     async def unarchived(self, number: int) -> list[str]:
         """Return the ids of at most `number` deliveries that are not archived since they changed.
@@ -402,19 +407,17 @@ class JournalStore:
         found = await self._run("ZRANGE", self._keys.changed, 0, number - 1)
         return [each.decode() for each in found]
 
-    async def unmarked(self, number: int) -> AsyncGenerator[list[str], None]:
-        """Yield the ids of all other entries, about the newest first, at most `number` at once.
-
-        Some of them may be gone.
-        """
+    async def unmarked(self, number: int) -> AsyncGenerator[list[Version], None]:
+        """Yield all other entries, about the newest first, at most `number` at once."""
         keys = self._keys
         for stream in (keys.deliveries, keys.refused):
             newest = "+"
             while newest:
                 last, found = await self._run(
-                    "EVAL", scripts.UNMARKED, 2, stream, keys.changed, newest, number
+                    "EVAL", scripts.UNMARKED, 2, stream, keys.changed, newest, number, keys.prefix
                 )
-                yield [each.decode() for each in found]
+                texts = ([field.decode() for field in each] for each in found)
+                yield [(which, state, task, int(replays)) for which, state, task, replays in texts]
                 newest = last and f"({last.decode()}"
 
     async def mark(self, ids: Sequence[str]) -> None:
@@ -537,7 +540,7 @@ class JournalStore:
                 [(each, RECEIVED, 1, "task", *NOT_ANSWERED, "{}", b"[]") for each in ids]
             )
         finally:
-            own = (keys.deliveries, keys.open, keys.bytes, *map(keys.of, ids))
+            own = (keys.deliveries, keys.open, keys.bytes, *tried._marks, *map(keys.of, ids))
             await self._run("DEL", *own)
         if unannounced:
             raise StoreError(unannounced.decode())

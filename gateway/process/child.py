@@ -203,6 +203,8 @@ def _give_memory_back() -> None:
 
 
 def main() -> None:
+    # It is meant for the parent, which reloads; a whole group of processes may get it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _give_memory_back()
     control = socket.socket(fileno=int(sys.argv[1]))
     start = receive(control)

@@ -24,6 +24,8 @@ END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does no
 # `main` must not be renamed. `-m` is not used, because it imports from the working directory first,
 # which may contain a redis.py, for example. What the strategy `patches` is patched before any other
 # import, as modules that were imported earlier would not be.
+#: The longest line of a child, in bytes: each of its warnings may name many routes.
+_LINE = 1024 * 1024
 _CHILD = f"""\
 import sys
 from importlib import import_module
@@ -59,19 +61,18 @@ class ChildHandle:
         ours, theirs = socket.socketpair()
         fds = [s.fileno() for s in self._sockets]
         argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
-        if self.config.strategy_info.patches:
-            argv.append(self.config.strategy_info.patches)
+        argv += self.config.strategy_info.patches.split()
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *argv, pass_fds=[theirs.fileno(), self.counters.fileno(), *fds]
             )
-        except OSError:
+        except BaseException:
             ours.close()
             self.close()
             raise
         finally:
             theirs.close()
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE)
         start = write(Start(self.config, fds, self.counters.fileno()))
         self._writer.write(HEAD.pack(len(start)) + start)
 
@@ -103,7 +104,7 @@ class ChildHandle:
                         self._answered = True
                         return checks
                 return None
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError, ValueError):  # the last: a line that is too long
             return None
 
     def serves(self, checks: dict[str, str], path: str = "") -> bool:

@@ -86,7 +86,8 @@ class Reader:
 
     def _describe(self) -> None:
         """Read the lines that were written since the last call."""
-        while (end := self._map.find(b"\n", self._end, self._values)) >= 0:
+        # What is empty is not looked through: reading takes up its memory.
+        while self._map[self._end] and (end := self._map.find(b"\n", self._end, self._values)) >= 0:
             line = self._map[self._end : end]
             if b"\0" in line:  # not all of it has arrived
                 return
@@ -111,7 +112,11 @@ class Counters:
     """The file of one child's counters, which the parent keeps open."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="gateway-metrics-")  # noqa: SIM115 - `close`
+        # On a disk that is full, who writes to a mapped file is killed.
+        if hasattr(os, "memfd_create"):  # Linux
+            self._file = os.fdopen(os.memfd_create("gateway-metrics"), "r+b", buffering=0)
+        else:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `close`
         self._map: mmap.mmap | None = None
         self._reader: Reader | None = None
         self._foreign = False

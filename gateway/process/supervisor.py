@@ -156,10 +156,14 @@ class Supervisor:
         return sum(not child.retired for child in self.children) >= self.config.processes
 
     async def _start(self, config: Config) -> ChildHandle | None:
+        if self._stopping.is_set():
+            return None
         try:
             child = ChildHandle(config, self._sockets)
             await child.start()
-        except OSError as exc:
+        # Where processes, threads or descriptors are used up, the errors are of many kinds; the
+        # next attempt may succeed.
+        except Exception as exc:  # noqa: BLE001
             log.error("cannot start a child: %s", exc)
             return None
         self.children.append(child)

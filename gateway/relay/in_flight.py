@@ -311,8 +311,6 @@ class InFlight(ABC):
         self._leave()
         self.closed = True
         self.context.metrics.add("gateway_clients_gone_total")
-        if not self.task_id:
-            self.state = REFUSED
         try:
             self._record(GONE, monotonic() - self.request.arrived)
         finally:

@@ -35,6 +35,8 @@ PATIENCE = 1.0
 ASKING = 3.0
 #: Seconds between two checks of the server, and between two attempts to connect without a command.
 PING = 1.0
+#: Seconds before a connection that was refused is opened again.
+REFUSED = 0.2
 
 #: An argument of a command.
 Arg = bytes | str | int
@@ -166,7 +168,10 @@ class Pipeline(Connection):
                 if self._asking is not None:
                     self._asking.cancel()
                 self._settle()
-            # A connection that has lasted is opened again immediately.
+            # A connection that has lasted is opened again immediately. One that was refused is not
+            # opened again for each command: with TLS an attempt takes 30 ms of the loop.
+            if self._since == inf:
+                await asyncio.sleep(REFUSED)
             if monotonic() - self._since < PING:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._some.wait(), PING)

@@ -27,7 +27,10 @@ from gateway.pending_task import PendingTask
 from gateway.strategies.celery_base import CeleryStrategy
 from gateway.strategies.celery_client import outcome_of
 
-INFO = StrategyInfo(subscribes="key", publishing=64, patches="gevent.monkey:patch_all")
+# The log is written by a greenlet: where nobody reads it, that must not stop the process.
+INFO = StrategyInfo(
+    subscribes="key", publishing=64, patches="gevent.monkey:patch_all gevent.monkey:patch_sys"
+)
 
 log = logging.getLogger(__name__)
 

@@ -38,13 +38,19 @@ class ThreadPool(CeleryStrategy):
     def send(self, message: Message, deadline: float) -> PendingTask:
         self._admit(message)
         pending = PendingTask(message, deadline)
-        work = self._pool.submit(self._relay, pending)
-        pending.on_release = lambda _pending: work.cancel()
+        work = [pending]
+        self._pool.submit(self._relay, work)
+        # The pool keeps its work, and not the message of a sender that has left.
+        pending.on_release = lambda _pending: work.clear()
         return pending
 
-    def _relay(self, pending: PendingTask) -> None:
+    def _relay(self, work: list[PendingTask]) -> None:
         """Publish and wait, in a thread of the pool."""
         assert self._loop is not None
+        try:
+            pending = work.pop()
+        except IndexError:
+            return
         tell = self._loop.call_soon_threadsafe
         if monotonic() >= pending.deadline:
             return

@@ -140,7 +140,7 @@ async def ids(store: JournalStore, **wanted: Any) -> list[str]:
 
 async def unmarked(store: JournalStore) -> list[str]:
     async with aclosing(store.unmarked(2)) as parts:
-        return [each async for part in parts for each in part]
+        return [which async for part in parts for which, *_ in part]
 
 
 async def replay(store: JournalStore, delivery_id: str, task_id: str, before: str = "first"):
@@ -603,11 +603,14 @@ async def test_deployments_do_not_see_each_other(use: Use):
 
 
 async def test_a_check_leaves_nothing(use: Use):
-    async with use(journal=5) as store:
+    async with use(journal=5, **ARCHIVE) as store:
         await store.write([answered(f"d{n}") for n in range(5)])
         before, size = await listed(store), await store.trim(100)
         await store.check()
-        assert (await listed(store), await store.trim(100)) == (before, size)
+        after = await store.trim(100)
+        assert await listed(store) == before and after[:5] == size[:5]
+        async with state_store.StateStore.opened(store._config) as keys:
+            assert [key async for key in keys.keys("") if b"check-" in key] == []
 
 
 async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server: Server):
@@ -714,9 +717,19 @@ async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
         await asyncio.sleep(1.1)
         assert 1 <= (await store.trim(1)).lag < 60
         assert (await store.trim(100))[4:] == (0, 0.0, 12)
+        # Also what has gone by itself, which is noticed by who copies.
+        await store.write([answered("gone")])
+        await eventually_gone(store, "gone")
+        await store.archived(await store.changed(4, 1 << 20, 0.0))
+        assert (await store.trim(100))[4:] == (0, 0.0, 13)
 
         await other.write([answered("unmarked")])
         assert await changed(store) == []
+
+
+async def eventually_gone(store: JournalStore, delivery_id: str) -> None:
+    while await store.get(delivery_id) is not None:
+        await asyncio.sleep(0.05)
 
 
 async def test_a_delivery_is_erased(use: Use):

@@ -477,3 +477,10 @@ def test_what_has_grown_is_told_once(counted):
     unused = Counters()
     assert unused.grown() == []
     unused.close()
+
+
+def test_what_is_not_used_of_the_file_takes_no_memory(counting):
+    counted = counting([f"/{n}" for n in range(500)])
+    assert counted.totals().values
+    taken = os.fstat(counted.counters.fileno())
+    assert taken.st_blocks * 512 < taken.st_size // 100

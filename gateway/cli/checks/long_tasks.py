@@ -42,9 +42,13 @@ def judge(config: Config, answers: Answers) -> list[Finding]:
 def _routes(config: Config) -> Iterator[str]:
     """Yield each task whose limit in the configuration is as long as the timeout, or longer."""
     for task in config.tasks:
-        limit = task.time_limit or 0
-        if limit >= _timeout(config, task.queue_names):
-            yield f"task {task.task} has time_limit = {limit} in its route"
+        # A worker holds a message back for its countdown, and then for its task.
+        times = {"countdown": task.countdown or 0, "time_limit": task.time_limit or 0}
+        if sum(times.values()) >= _timeout(config, task.queue_names):
+            has = " and ".join(
+                f"{name} = {seconds:g}" for name, seconds in times.items() if seconds
+            )
+            yield f"task {task.task} has {has} in its route"
 
 
 def _limits(config: Config, answers: Answers) -> Iterator[str]:

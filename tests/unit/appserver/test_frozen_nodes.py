@@ -166,8 +166,11 @@ def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
     look(consumer)
     assert (consumer.absent, consumer.added) == ({"celery"}, ["orders"])
     missing.clear()
+    consumer.app.amqp.queues.deselect("celery")
     look(consumer)
     assert (consumer.absent, consumer.added) == (set(), ["orders", "celery"])
+    # On the next connection as well.
+    assert {"celery", "orders"} <= set(consumer.app.amqp.queues.consume_from)
 
 
 @pytest.mark.parametrize("absent", [frozenset(), frozenset({"celery"})])

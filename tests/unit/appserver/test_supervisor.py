@@ -88,6 +88,27 @@ def test_what_fails_is_started_again_after_a_pause_that_grows(tmp_path, caplog):
     assert caplog.messages == 2 * ["a has ended, with the exit code 1"]
 
 
+def test_where_processes_are_used_up_it_is_started_later_and_the_others_run_on(
+    tmp_path, monkeypatch, caplog
+):
+    popen, refused = supervisor.subprocess.Popen, ["a"]
+
+    def start(command: list, **options):
+        if refused and refused[0] in str(command[3]):
+            raise BlockingIOError(f"no process for {refused.pop()}")
+        return popen(command, **options)
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", start)
+    paths = [tmp_path / "a", tmp_path / "b"]
+
+    def told() -> None:
+        assert all(has(path, "begun") for path in paths)
+        os.kill(os.getpid(), SIGTERM)
+
+    assert supervised([worker(path, 0) for path in paths], told) == 0
+    assert caplog.messages == ["a cannot be started: no process for a"]
+
+
 def test_what_is_to_be_replaced_is_started_again_at_once(tmp_path, caplog):
     path = tmp_path / "a"
     recycled = worker(path, RECYCLED, RECYCLED, 3)

@@ -41,6 +41,8 @@ def running(task_id: str = "1", seconds: float = 0, acknowledged: bool = False) 
         ({"time_limit": 1800}, ["task api.core.main has time_limit = 1800 in its route"]),
         ({"time_limit": 60, "queue_arguments": {"x-consumer-timeout": 60_000}},
          ["task api.core.main has time_limit = 60 in its route"]),
+        ({"countdown": 1200, "time_limit": 600},
+         ["task api.core.main has countdown = 1200 and time_limit = 600 in its route"]),
         ({"time_limit": 7200, "queue_arguments": {"x-consumer-timeout": 9_000_000}}, []),
     ],
 )  # fmt: skip

@@ -138,7 +138,7 @@ def messages() -> int:
     ("error", "raised"),
     [
         (None, None),
-        (Rejected, Rejected),
+        (Rejected, NotConfirmed),
         (Unroutable, Unroutable),
         (BrokerUnavailable, NotConfirmed),
     ],
