@@ -6,13 +6,17 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from gateway.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
+
+T = TypeVar("T")
 
 #: What runs in the background, each with a name.
 Work = Iterable[tuple[str, Coroutine[None, None, None]]]
@@ -50,6 +54,61 @@ class Service:
             await service.stop()
 
 
+class Tasks:
+    """Tasks that were begun; each is kept until it has ended."""
+
+    def __init__(self) -> None:
+        # The keys of a dict, which has an order, as all runs of a simulation need.
+        self._running: dict[asyncio.Task[Any], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def run(
+        self,
+        work: Coroutine[None, None, T],
+        ended: Callable[[asyncio.Task[T]], object] = lambda _: None,
+    ) -> asyncio.Task[T]:
+        """Begin `work`; `ended` is called with its task when it has ended."""
+        task = asyncio.create_task(work)
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
+        task.add_done_callback(ended)
+        return task
+
+    async def stop(self, patience: float | None = 0) -> None:
+        """Wait for their end, and after `patience` seconds cancel them; None: wait only."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=patience)
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+
+async def keep_on(
+    step: Callable[[], Awaitable[bool]],
+    pause: float,
+    tell: Callable[[str, GatewayError], object],
+    problem: str,
+) -> None:
+    """Take a step again and again: at once where it says that there is more, else after a pause.
+
+    Of an outage, during which the `GatewayError` is the same, the `problem` is told once.
+    """
+    told = ""
+    while True:
+        more = False
+        try:
+            more, told = await step(), ""
+        except GatewayError as exc:
+            if str(exc) != told:
+                tell(f"{problem}: %s", exc)
+            told = str(exc)
+        if not more:
+            await asyncio.sleep(pause)
+
+
 def start(
     work: Coroutine[None, None, None], name: str, *, needed: bool = True
 ) -> asyncio.Task[None]:
@@ -68,6 +127,14 @@ async def stop(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def happens(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, for `seconds` at most; tell whether it has come."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 def when_done(future: asyncio.Future[Any], then: Callable[[], object], seconds: float) -> None:

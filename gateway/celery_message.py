@@ -23,6 +23,7 @@ from uuid import UUID
 from kombu.utils import json as kombu_json
 
 from gateway.errors import BadRequest
+from gateway.nesting import walk
 from gateway.outcome import FAILURE, FINAL, SUCCESS, Outcome
 
 CONTENT_TYPE = "application/json"
@@ -176,7 +177,7 @@ def encode_body(
     bytes. Raises `BadRequest` for a dict that kombu would read as a typed value, because no worker
     could decode it.
     """
-    if query.keys() == _TYPED or headers.keys() == _TYPED:
+    if _is_typed(query) or _is_typed(headers):
         raise BadRequest(_RESERVED)
     return b"[" + _encode((query, headers, _text_or_typed(body))).encode() + b", {}" + embed
 
@@ -188,8 +189,8 @@ def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any], embed: bytes = _
     decode it.
     """
     text = _encode((_sendable(list(args)), _sendable(dict(kwargs))))
-    if '"__type__"' in text:
-        _check_untyped([*args, *kwargs.values()])
+    if '"__type__"' in text and any(map(_is_typed, walk([*args, *kwargs.values()]))):
+        raise BadRequest(_RESERVED)
     return text.encode()[:-1] + embed
 
 
@@ -209,15 +210,8 @@ def _text_or_typed(body: bytes) -> Any:
         return {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
 
 
-def _check_untyped(values: Any) -> None:
-    """Raise `BadRequest` where a dict in `values` has the keys of a typed value."""
-    if isinstance(values, dict):
-        if values.keys() == _TYPED:
-            raise BadRequest(_RESERVED)
-        values = values.values()
-    for value in values:
-        if isinstance(value, dict | list):
-            _check_untyped(value)
+def _is_typed(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == _TYPED
 
 
 def embedding(link_error: str | None) -> bytes:

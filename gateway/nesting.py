@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -12,6 +13,14 @@ from typing import Any
 MAX_LEVELS = 200
 
 _INNER = (dict, list, tuple)
+
+
+def walk(value: Any) -> Iterator[Any]:
+    """Yield a value of JSON and all values in it, but for the keys of objects."""
+    yield value
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from walk(each)
 
 
 def check_levels(value: Any, text: str) -> None:

@@ -26,6 +26,7 @@ from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.pidbox import Revocations
 from gateway.amqp.publishing_channel import Confirms, PublishingChannel
+from gateway.background import happens
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.clock import monotonic
@@ -115,12 +116,9 @@ class Publisher:
             self._error = "stopping"
             self._connection.close()
             # A frozen broker does not answer: the process does not wait longer for it.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), broker.CONNECT_TIMEOUT)
-            if not self._lost.is_set():
+            if not await happens(self._lost, broker.CONNECT_TIMEOUT):
                 self._connection.abort()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._lost.wait(), 1)
+                await happens(self._lost, 1)
 
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; `pending` gets its confirm or error.
@@ -207,10 +205,7 @@ class Publisher:
     async def _until_lost(self) -> None:
         """Wait until the connection is lost; one without heartbeats for too long is aborted."""
         silent = 0
-        while not self._lost.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_AGAIN):
-                    await self._lost.wait()
+        while not await happens(self._lost, _LOOK_AGAIN):
             connection = self._connection
             # A process that was stopped itself reads what has come before it looks again.
             silent = silent + 1 if connection is not None and connection.silent else 0

@@ -18,7 +18,7 @@ from gateway.amqp import broker
 from gateway.amqp.broker import describe
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
-from gateway.background import Service, Work
+from gateway.background import Service, Work, happens
 from gateway.clock import monotonic
 from gateway.config.dynamic import IDLE, RENEWED
 from gateway.config.route import Route
@@ -187,10 +187,7 @@ class QueueConsumers(Service):
         """Check queues each second, and have workers consume those that have no consumer."""
         checked = monotonic()
         while True:
-            try:
-                async with asyncio.timeout(max(checked + CHECK_INTERVAL - monotonic(), 0)):
-                    await self._unconsumed.wait()
-            except TimeoutError:
+            if not await happens(self._unconsumed, max(checked + CHECK_INTERVAL - monotonic(), 0)):
                 checked = monotonic()
                 await self._guard(self._check())
             self._unconsumed.clear()

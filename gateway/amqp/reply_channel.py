@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from pika.spec import Connection
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publishing_channel import PROBE
+from gateway.background import happens
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
@@ -35,11 +36,9 @@ async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
             yield connection
         finally:
             broker.close(connection)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(closed.wait(), _FAREWELL)
+            await happens(closed, _FAREWELL)
             connection.abort()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(closed.wait(), _FAREWELL)
+            await happens(closed, _FAREWELL)
     finally:
         metrics.close()
 

@@ -11,13 +11,11 @@ from math import ceil, inf
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config as Alembic
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from gateway.archive.tables import DELIVERIES, LONGEST, entry, like, storable
+from gateway.archive.tables import DELIVERIES, LONGEST, METADATA, entry, like, storable
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -103,12 +101,9 @@ class Database:
             raise GatewayError(f"{self.shown}: {why}; see archive_url") from exc
 
     def migrate(self) -> None:
-        """Make the tables, or bring them up to date."""
-        settings = Alembic()
-        settings.set_main_option("script_location", "gateway.archive:migrations")
+        """Make the table, if it is not there."""
         with self.writing() as connection:
-            settings.attributes["connection"] = connection
-            command.upgrade(settings, "head")
+            METADATA.create_all(connection)
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         """Write deliveries in the place of what is known of them."""

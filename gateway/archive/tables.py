@@ -1,6 +1,6 @@
 """The archive's table, and a delivery as a row of it.
 
-The migrations make the table. In PostgreSQL it has a partition for each day, by ``ms``.
+In PostgreSQL it has a partition for each day, by ``ms``.
 """
 
 from __future__ import annotations
@@ -17,24 +17,56 @@ from gateway.journal.groups import group_of
 log = logging.getLogger(__name__)
 
 METADATA = sa.MetaData()
+_COMPARED = ("path", "source", "event", "failure")
 DELIVERIES = sa.Table(
     "deliveries",
     METADATA,
     # The position in the journal, as two numbers: milliseconds since the epoch, and their number.
-    sa.Column("ms", sa.BigInteger, primary_key=True),
-    sa.Column("seq", sa.BigInteger, primary_key=True),
+    sa.Column("ms", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("id", sa.Text, primary_key=True),
-    *(sa.Column(name, sa.Text) for name in ("state", "task_id", "identity")),
     sa.Column("status", sa.Integer),
-    sa.Column("seconds", sa.Float),
+    sa.Column("seconds", sa.Float, nullable=False),
     sa.Column("published", sa.Float),
-    *(sa.Column(name, sa.Integer) for name in ("attempts", "replays")),
-    *(sa.Column(name, sa.Text) for name in ("ended_at", "replaying", "error")),
-    # What filters compare of `about`, at most `LONGEST` characters of each; the group's id.
-    *(sa.Column(name, sa.Text) for name in ("path", "source", "event", "failure")),
-    # What never changes, and the message's body; both are JSON.
-    *(sa.Column(name, sa.Text) for name in ("about", "call")),
+    *(sa.Column(name, sa.Integer, nullable=False) for name in ("attempts", "replays")),
+    # What filters compare of `about` has at most `LONGEST` characters; `failure` is the group's id.
+    # `about` is what never changes, and `call` the message's body; both are JSON.
+    *(
+        sa.Column(name, sa.Text, nullable=False)
+        for name in (
+            *("state", "task_id", "identity", "ended_at", "replaying", "error"),
+            *(*_COMPARED, "about", "call"),
+        )
+    ),
+    sa.Index("deliveries_id", "id"),
+    sa.Index("deliveries_task_id", "task_id"),
+    sa.Index("deliveries_state", "state", "ms", "seq"),
+    # It has all that filters compare.
+    sa.Index("deliveries_filters", "ms", "seq", "state", "status", *_COMPARED, "id"),
+    postgresql_partition_by="RANGE (ms)",
 )
+#: What finds a text, by the database. SQLite's index has no copy of the texts, so the triggers have
+#: to tell it what it had.
+_TEXTS = {
+    "postgresql": (
+        "CREATE EXTENSION IF NOT EXISTS pg_trgm",
+        "CREATE INDEX deliveries_text ON deliveries"
+        " USING gin (lower(error || ' ' || call) gin_trgm_ops)",
+    ),
+    "sqlite": (
+        "CREATE VIRTUAL TABLE deliveries_text USING fts5"
+        "(error, call, content='deliveries', tokenize='trigram')",
+        "CREATE TRIGGER deliveries_added AFTER INSERT ON deliveries BEGIN INSERT INTO "
+        "deliveries_text(rowid, error, call) VALUES (new.rowid, new.error, new.call); END",
+        "CREATE TRIGGER deliveries_removed AFTER DELETE ON deliveries BEGIN INSERT INTO "
+        "deliveries_text(deliveries_text, rowid, error, call)"
+        " VALUES ('delete', old.rowid, old.error, old.call); END",
+    ),
+}
+for _name, _statements in _TEXTS.items():
+    for _each in _statements:
+        _made = sa.DDL(_each).execute_if(dialect=_name)  # type: ignore[no-untyped-call]
+        sa.event.listen(DELIVERIES, "after_create", _made)
 LONGEST = 200
 _ABOUT = (
     "delivery", "task", "queue", "options", "identity", "request", "redacted", "begun_at",

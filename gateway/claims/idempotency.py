@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
-from gateway.background import Service, Work
+from gateway.background import Service, Work, keep_on
 from gateway.claims.late_results import LateResults
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.store import Claims
 from gateway.config.settings import Config
-from gateway.errors import StoreError
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
 from gateway.stores.server import numbers
@@ -58,23 +56,20 @@ class StateWatch(Service):
         self._redis = redis
 
     def _work(self) -> Work:
-        yield "state watch", self._watch()
+        # Only a debug line: code that needs the claims logs its errors itself.
+        problem = "cannot check the Redis of the claims"
+        yield "state watch", keep_on(self._look, PAUSE, log.debug, problem)
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                self._metrics.set("gateway_state_available_ratio", self._redis.available)
-                nodes = self._redis.nodes.values()
-                asked = [node for node in nodes if not node.error] or nodes
-                used = [share_used(await node.run("INFO", "memory")) for node in asked]
-                keys = [await node.run("DBSIZE") for node in asked]
-                # The fullest one refuses first.
-                self._metrics.set("gateway_state_memory_ratio", max(used, default=0.0))
-                self._metrics.set("gateway_state_keys", sum(keys))
-            except StoreError as exc:
-                # Only a debug line: code that needs the claims logs its errors itself.
-                log.debug("cannot check the Redis of the claims: %s", exc)
-            await asyncio.sleep(PAUSE)
+    async def _look(self) -> bool:
+        self._metrics.set("gateway_state_available_ratio", self._redis.available)
+        nodes = self._redis.nodes.values()
+        asked = [node for node in nodes if not node.error] or nodes
+        used = [share_used(await node.run("INFO", "memory")) for node in asked]
+        keys = [await node.run("DBSIZE") for node in asked]
+        # The fullest one refuses first.
+        self._metrics.set("gateway_state_memory_ratio", max(used, default=0.0))
+        self._metrics.set("gateway_state_keys", sum(keys))
+        return False
 
 
 def share_used(memory: object) -> float:

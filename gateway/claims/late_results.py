@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 from gateway.answer import Answer
-from gateway.background import Service, Work
+from gateway.background import Service, Tasks, Work
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
@@ -59,7 +59,7 @@ class LateResults(Service):
         self._window = config.idempotency_window
         self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])
         self._waiting: dict[str, _Task] = {}
-        self._begun: dict[asyncio.Task[None], None] = {}
+        self._begun = Tasks()
         #: Results may have been missed.
         self._missed = asyncio.Event()
 
@@ -74,9 +74,7 @@ class LateResults(Service):
 
     async def stop(self) -> None:
         await super().stop()
-        for task in self._begun:
-            task.cancel()
-        await asyncio.gather(*self._begun, return_exceptions=True)
+        await self._begun.stop()
 
     def listen(self, claim: Claim, read: Read) -> None:
         """Write the end of its task to `claim`, if it comes within the claim's window."""
@@ -88,12 +86,7 @@ class LateResults(Service):
         until = monotonic() + self._window - claim.age
         self._waiting[claim.task_id] = _Task(claim, read, until, on_message)
         self._subscription.add(self._prefix + claim.task_id, on_message)
-        self._begin(self._look(claim.task_id))
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._begun[task] = None
-        task.add_done_callback(self._begun.pop)
+        self._begun.run(self._look(claim.task_id))
 
     async def _look(self, task_id: str) -> None:
         """Fetch a result that was published before its channel is subscribed."""

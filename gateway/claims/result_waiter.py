@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.background import Service
+from gateway.background import Service, happens
 from gateway.celery_message import decode_result
 from gateway.claims.claim import CONFIRMED, DONE, FAILED, PUBLISHING, RELEASED, Claim
 from gateway.claims.store import Claims
@@ -110,11 +110,7 @@ class ResultWaiter(Service):
             patience = PAUSE
             if publishing and not claim.ours:
                 patience = min(PAUSE, max(lapse - monotonic(), 0))
-            try:
-                async with asyncio.timeout(patience):
-                    await woken.wait()
-            except TimeoutError:
-                continue
+            await happens(woken, patience)
         return True
 
     async def _fetch(self, claim: Claim, pending: PendingTask) -> str:

@@ -44,7 +44,7 @@ def configure(arguments: argparse.Namespace) -> Config:
             ("strategy", library, library, library),
             ("loop", config.loop == "uvloop", "uvloop", "fast"),
             ("trace_sample", config.trace_sample is not None, exporter, "otel"),
-            ("archive_url", config.archive, "alembic", "archive"),
+            ("archive_url", config.archive, "sqlalchemy", "archive"),
             ("archive_url", config.archive.startswith("postgresql"), "psycopg", "archive"),
         )
         if needed and not _is_installed(module)

@@ -22,6 +22,7 @@ from gateway.config import pointers
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest
 from gateway.model import Model
+from gateway.nesting import walk
 from gateway.similar import similar
 from gateway.sources import places
 from gateway.sources.wechat_message import Message
@@ -39,13 +40,10 @@ _host = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?").fullmatch
 _header = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 
 
-def _walk(value: Any) -> Iterator[str]:
-    """Yield all texts in a template."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _walk(each)
+def _inside(template: Any) -> Iterator[str]:
+    """Yield what is in braces in the texts of a template."""
+    texts = (each for each in walk(template) if isinstance(each, str))
+    return (inner for text in texts for inner in _braces.findall(text))
 
 
 def fill(template: Any, values: Mapping[str, Any]) -> Any:
@@ -159,9 +157,8 @@ class Late(Model):
     @model_validator(mode="after")
     def _templates(self) -> Late:
         for name, value in self._all_templates():
-            for text in _walk(value):
-                for inner in _braces.findall(text):
-                    _check(name, inner)
+            for inner in _inside(value):
+                _check(name, inner)
         for name in self.headers:
             if not _header(name):
                 raise ValueError("headers: a name has letters, digits and hyphens")
@@ -183,8 +180,7 @@ class Late(Model):
     @cached_property
     def _inner(self) -> set[str]:
         """What is in braces in any text."""
-        texts = (text for _, value in self._all_templates() for text in _walk(value))
-        return {inner for text in texts for inner in _braces.findall(text)}
+        return {inner for _, value in self._all_templates() for inner in _inside(value)}
 
     @property
     def places(self) -> set[str]:

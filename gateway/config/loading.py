@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, time
 from pathlib import Path
@@ -180,16 +180,8 @@ def named_variables(environ: Mapping[str, str], path: Path | None) -> set[str]:
 
     Raises `ConfigError` where the file cannot be read.
     """
-    return set(_variables_of(_read(environ, path)))
-
-
-def _variables_of(value: Any) -> Iterator[str]:
-    """Yield the names in all ``{ env = NAME }`` inside `value`."""
-    if isinstance(value, dict) and value.keys() == {"env"}:
-        yield str(value["env"])
-    elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _variables_of(each)
+    tables = (each for each in nesting.walk(_read(environ, path)) if isinstance(each, dict))
+    return {str(each["env"]) for each in tables if each.keys() == {"env"}}
 
 
 def _file(environ: Mapping[str, str], path: Path | None) -> Path | None:

@@ -20,6 +20,7 @@ from gateway.celery_message import Message
 from gateway.config.pointers import KEY, extractor, pointing
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest
+from gateway.nesting import walk
 from gateway.sources.reading import MISSING, at, pointer, put, read_json_value, read_query
 
 HIDDEN = "[redacted]"
@@ -89,9 +90,9 @@ class Redacted:
         self._tokens = [pointer(p.removeprefix("json:")) for p in self.places if p[:5] == "json:"]
         values = [value for _, value in found if not isinstance(value, bytes)]
         self._whole = [value for value in values if isinstance(value, dict | list)]
-        leaves = {each for each in _leaves(values) if each != ""}
-        self._texts = {each for each in leaves if isinstance(each, str)}
-        self._constants = leaves - self._texts
+        leaves = [each for each in walk(values) if not isinstance(each, dict | list)]
+        self._constants = {each for each in leaves if each is None or isinstance(each, bool)}
+        self._texts = {str(each) for each in leaves if type(each) in (str, int, float)} - {""}
         self._many = len(self._texts) > _MOST
         forms = {form for text in self._texts if not self._many for form in _forms(text)}
         #: A value may contain another one: the longest comes first.
@@ -192,15 +193,6 @@ class Redacted:
             is_body = value and value.encode(errors="surrogatepass") == self._body
             return self._redacted_body() if is_body else self.text(value)
         return HIDDEN if str(value) in self._texts else value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what is in a JSON value: texts, numbers as texts, and constants."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-    else:
-        yield value if value is None or isinstance(value, bool) else str(value)
 
 
 def _forms(text: str) -> set[str]:

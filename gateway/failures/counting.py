@@ -7,16 +7,14 @@ at once. So nothing is counted twice, and what a killed process leaves is counte
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gateway.background import Service, Work
+from gateway.background import Service, Work, keep_on
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
 from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 
@@ -48,29 +46,16 @@ class Failures(Service):
         self._rated = 0.0
 
     def _work(self) -> Work:
-        yield "failures", self._keep_counting()
+        problem = "failures cannot be counted, and wait in the journal"
+        yield "failures", keep_on(self._count, PAUSE, log.warning, problem)
 
     async def stop(self) -> None:
         await super().stop()
         if self._notifier is not None:
             await self._notifier.stop()
 
-    async def _keep_counting(self) -> None:
-        logged = ""
-        while True:
-            found = 0
-            try:
-                found = await self._count()
-                logged = ""
-            except GatewayError as exc:
-                if str(exc) != logged:
-                    log.warning("failures cannot be counted, and wait in the journal: %s", exc)
-                    logged = str(exc)
-            if found < _MOST:
-                await asyncio.sleep(PAUSE)
-
-    async def _count(self) -> int:
-        """Count what has failed, if no other process does; return how many these were."""
+    async def _count(self) -> bool:
+        """Count what has failed, if no other process does; tell whether there may be more."""
         failing = await self._store.failing(self._process, _LEASE, _MOST)
         if failing:
             await self._store.count(failing, self._notify is not None)
@@ -79,7 +64,7 @@ class Failures(Service):
             await self._rate(self._notify.share)
         if failing is not None and self._notifier is not None:
             self._notifier.tell()
-        return len(failing or ())
+        return len(failing or ()) == _MOST
 
     async def _rate(self, share: float) -> None:
         """Add to the deployment's numbers what this process has answered and counted."""

@@ -8,11 +8,11 @@ import math
 import resource
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
 from tornado.http1connection import HTTP1ConnectionParameters
 from tornado.iostream import StreamClosedError
 
+from gateway.background import happens
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import cut_off
@@ -224,18 +224,13 @@ class Server:
                     break
             listener.close()
         end = monotonic() + grace
-        await self._until_quiet(min(IDLE_DRAIN, grace))
+        await happens(self._quiet, min(IDLE_DRAIN, grace))
         # What came on one of these from now on might have less time than its deadline.
         self._close_idle(math.inf)
         while any(stream.busy for stream in self._streams) and monotonic() < end:
-            await self._until_quiet(0.05)
+            await happens(self._quiet, 0.05)
         unanswered = sum(stream.busy for stream in self._streams)
         for stream in list(self._streams):
             stream.abort()
         await self._quiet.wait()
         return unanswered
-
-    async def _until_quiet(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._quiet.wait()

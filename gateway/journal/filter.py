@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gateway.config.pointers import glob
 from gateway.journal.entry import GONE, STATES, Entry
 from gateway.journal.groups import GROUP, group_of
+from gateway.nesting import walk
 
 _STATUS = re.compile(r"[1-5x?][0-9x?]{2}|gone").fullmatch
 _SPAN = re.compile(r"(\d+)([smhd])").fullmatch
@@ -108,15 +109,8 @@ def folded(text: str) -> str:
 
 def strings(value: Any) -> Iterator[str]:
     """Yield all texts in a value of JSON, also the keys of its objects."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield key
-            yield from strings(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from strings(each)
+    for each in walk(value):
+        yield from each if isinstance(each, dict) else [each] if isinstance(each, str) else ()
 
 
 def read_states(text: str) -> frozenset[str]:

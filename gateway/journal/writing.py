@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway import background
-from gateway.background import Service, Work
+from gateway.background import Service, Work, keep_on
 from gateway.celery_message import Message, decode_result
 from gateway.clock import monotonic
 from gateway.config.settings import Config
-from gateway.errors import GatewayError, Unanswered
+from gateway.errors import Unanswered
 from gateway.journal.entry import OPEN, RECEIVED, RUNNING, STATES, WELL, End, described, ended
 from gateway.journal.refusals import Refusals
 from gateway.journal.store import (
@@ -330,24 +330,11 @@ class Follower(Service):
         self._pauses = (min(FIRST_LOOK, longest), longest)
 
     def _work(self) -> Work:
-        yield "journal follower", self._keep_looking()
+        problem = "the ends of deliveries cannot be written"
+        yield "journal follower", keep_on(self._look, _LOOKING, log.warning, problem)
 
-    async def _keep_looking(self) -> None:
-        failed = ""
-        while True:
-            found = 0
-            try:
-                found = await self._look()
-                failed = ""
-            except GatewayError as exc:
-                if str(exc) != failed:
-                    log.warning("the ends of deliveries cannot be written: %s", exc)
-                    failed = str(exc)
-            if found < _DUE:
-                await asyncio.sleep(_LOOKING)
-
-    async def _look(self) -> int:
-        """Write what became of those whose time has come; return how many these were."""
+    async def _look(self) -> bool:
+        """Write what became of those whose time has come; tell whether there may be more."""
         due = await self._store.due(_DUE, *self._pauses)
         deliveries: dict[str, list[str]] = {}  # several tries may have one task
         for delivery_id, task_id in due:
@@ -357,7 +344,7 @@ class Follower(Service):
                 for delivery_id in deliveries[task_id]:
                     reply = asyncio.ensure_future(self._store.settle(delivery_id, task_id, found))
                     reply.add_done_callback(partial(self._settled, found.state))
-        return len(due)
+        return len(due) == _DUE
 
     def _settled(self, state: str, reply: asyncio.Future[Any]) -> None:
         if reply.cancelled():
@@ -393,7 +380,9 @@ class SizeWatch(Service):
         self._metrics = metrics
 
     def _work(self) -> Work:
-        yield "journal size", self._watch()
+        # Only a debug line: whoever writes to the journal logs its errors.
+        problem = "the size of the journal cannot be queried"
+        yield "journal size", keep_on(self._look, TRIM_PAUSE, log.debug, problem)
 
     def _room_used(self, size: Size) -> float:
         """Return how much of what the journal may hold waits for the archive, from 0 to 1."""
@@ -404,21 +393,13 @@ class SizeWatch(Service):
             size.lag / config.journal_age,
         )
 
-    async def _watch(self) -> None:
-        while True:
-            removed = 0
-            try:
-                size = await self._store.trim(_TRIMMED)
-                removed = size.removed
-                self._metrics.set("gateway_journal_deliveries", size.deliveries)
-                self._metrics.set("gateway_journal_open", size.open)
-                self._metrics.set("gateway_journal_bytes", size.bytes)
-                self._metrics.set("gateway_archive_waiting", size.waiting)
-                self._metrics.set("gateway_archive_lag_seconds", size.lag)
-                self._metrics.set("gateway_archive_missed", size.missed)
-                self._metrics.set("gateway_archive_room_used", self._room_used(size))
-            except GatewayError as exc:
-                # Only a debug line: whoever writes to the journal logs its errors.
-                log.debug("the size of the journal cannot be queried: %s", exc)
-            if removed < _TRIMMED:
-                await asyncio.sleep(TRIM_PAUSE)
+    async def _look(self) -> bool:
+        size = await self._store.trim(_TRIMMED)
+        self._metrics.set("gateway_journal_deliveries", size.deliveries)
+        self._metrics.set("gateway_journal_open", size.open)
+        self._metrics.set("gateway_journal_bytes", size.bytes)
+        self._metrics.set("gateway_archive_waiting", size.waiting)
+        self._metrics.set("gateway_archive_lag_seconds", size.lag)
+        self._metrics.set("gateway_archive_missed", size.missed)
+        self._metrics.set("gateway_archive_room_used", self._room_used(size))
+        return size.removed == _TRIMMED

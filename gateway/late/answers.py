@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway import background
+from gateway.background import Tasks, keep_on
 from gateway.celery_message import decode_result
 from gateway.clock import monotonic, time_ns
 from gateway.config.route import Route
@@ -83,7 +84,7 @@ class LateAnswers:
         }
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
-        self._begun: dict[asyncio.Task[Any], None] = {}
+        self._begun = Tasks()
         #: By host, so that a slow one keeps no other waiting; the hosts are those of the routes.
         self._places = defaultdict[str, Semaphore](lambda: Semaphore(_SENDING))
         #: The tasks whose results are being sent, or wait for a place, and their numbers by host.
@@ -97,19 +98,17 @@ class LateAnswers:
             options = self._config.sources[route.source] if route.source else None
             self._senders[key] = Sender(route.late, options)
         await self._records.redis.start()
-        self._task = background.start(self._keep_looking(), "late answers")
+        self._task = background.start(
+            keep_on(self._look_for_due, _PAUSE / 2, log.warning, "late answers have to wait"),
+            "late answers",
+        )
 
     async def stop(self) -> None:
         """Let what is being sent end, for a while: others take over the rest."""
         await background.stop(self._task)
         for task_id in [*self._listening]:
             self._forget(task_id)
-        if self._begun:
-            await asyncio.wait(self._begun, timeout=_DRAIN)
-        while self._begun:
-            for task in self._begun:
-                task.cancel()
-            await asyncio.gather(*self._begun, return_exceptions=True)
+        await self._begun.stop(_DRAIN)
         await self._records.redis.stop()
         for sender in self._senders.values():
             sender.close()
@@ -150,9 +149,7 @@ class LateAnswers:
                 self._fail(route.path, delivery.id, task_id, str(exc))
             return
         make = partial(Record, task_id, delivery.id, path, key, values, delivery.traceparent)
-        kept = asyncio.create_task(self._keep(make, sender.window(values, age)))
-        self._begun[kept] = None
-        kept.add_done_callback(self._begun.pop)
+        kept = self._begun.run(self._keep(make, sender.window(values, age)))
         late = max(monotonic() - deadline, 0.0)
         then = partial(self._give, kept, give, path, delivery.id, task_id)
         background.when_done(kept, then, LATEST - late)
@@ -295,24 +292,20 @@ class LateAnswers:
         except (StateUnavailable, StoreError) as exc:
             log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
 
-    async def _keep_looking(self) -> None:
-        failed = ""
-        while True:
-            due: list[Found] = []
-            try:
-                due = await self._records.due()
-                await self._look(due)
-                failed = ""
-            except (StateUnavailable, StoreError) as exc:
-                if (reason := str(exc.__cause__ or exc)) != failed:
-                    log.warning("late answers have to wait: %s", reason)
-                    failed = reason
-            now = monotonic()
-            for task_id in [key for key, (until, _) in self._listening.items() if until <= now]:
-                self._forget(task_id)
-            if not due:
-                # By chance, as else the same one of several gateways would always be the first.
-                await asyncio.sleep(_PAUSE * random.uniform(0.5, 1.5))
+    async def _look_for_due(self) -> bool:
+        """Look at those whose time has come; tell whether there may be more."""
+        now = monotonic()
+        for task_id in [key for key, (until, _) in self._listening.items() if until <= now]:
+            self._forget(task_id)
+        try:
+            due = await self._records.due()
+            await self._look(due)
+        except StateUnavailable as exc:
+            raise StoreError(str(exc.__cause__)) from exc
+        if not due:
+            # By chance, as else the same one of several gateways would always be the first.
+            await asyncio.sleep(random.uniform(0, _PAUSE))
+        return bool(due)
 
     async def _look(self, due: list[Found]) -> None:
         """Send those whose task has ended, and end those whose time is over."""
@@ -495,13 +488,9 @@ class LateAnswers:
         self._tracer.late(record.traceparent, method, about, error, began)
 
     def _run(self, step: Coroutine[None, None, object]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(step)
-        self._begun[task] = None
-        task.add_done_callback(self._stepped)
-        return task
+        return self._begun.run(step, self._stepped)
 
     def _stepped(self, task: asyncio.Task[Any]) -> None:
-        self._begun.pop(task)
         if task.cancelled() or (exc := task.exception()) is None:
             return
         if isinstance(exc, GatewayError):

@@ -13,8 +13,8 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 
+from gateway.background import Tasks, happens
 from gateway.backoff import Backoff
 from gateway.clock import monotonic
 from gateway.config.cross_checks import problems
@@ -49,7 +49,7 @@ class Supervisor:
         self._sockets = sockets
         self._load = load
         self._manager = manager
-        self._keepers: set[asyncio.Task[None]] = set()
+        self._keepers = Tasks()
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
         #: The living children, and what the dead ones have counted.
@@ -82,7 +82,7 @@ class Supervisor:
         for listener in self._sockets:
             listener.close()
         while self._keepers:
-            await asyncio.wait(self._keepers)
+            await self._keepers.stop(None)
         log.info("stopped")
 
     def totals(self) -> Totals:
@@ -106,13 +106,8 @@ class Supervisor:
         self._stopping.set()
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._keepers.add(task)
-        task.add_done_callback(self._kept)
-
-    def _kept(self, task: asyncio.Task[None]) -> None:
-        self._keepers.discard(task)
-        task.result()  # if it raises, the loop logs the error
+        # If it raises, the loop logs the error.
+        self._keepers.run(work, asyncio.Task.result)
 
     async def _keep_one(self, child: ChildHandle | None = None) -> None:
         """Start a child, and another whenever it ends unexpectedly."""
@@ -124,7 +119,7 @@ class Supervisor:
                         return
                     child = await self._start(self.config)
                 if child is None:
-                    await self._pause(backoff.next())
+                    await happens(self._stopping, backoff.next())
                     continue
             code = await child.wait()
             lived = monotonic() - child.started
@@ -145,12 +140,7 @@ class Supervisor:
                 pause,
             )
             child = None
-            await self._pause(pause)
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait `seconds`, or until it is time to stop."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            await happens(self._stopping, pause)
 
     def _enough(self) -> bool:
         return sum(not child.retired for child in self.children) >= self.config.processes

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from gateway import request_log
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.answer import DELIVERY_ID, Answer, of_error
+from gateway.background import Tasks
 from gateway.celery_message import Message, TaskIds
 from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic
@@ -59,34 +60,6 @@ class Recorder(Protocol):
         """Record a request that was answered, or whose sender has disconnected."""
 
 
-class Steps:
-    """Runs steps of requests that wait for something."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[Task[None], None] = {}
-
-    def run(
-        self, step: Coroutine[None, None, None], ended: Callable[[Task[None]], None]
-    ) -> Task[None]:
-        """Run `step` in a task, with which `ended` is called when it has ended."""
-        task = asyncio.create_task(step)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-        task.add_done_callback(ended)
-        return task
-
-    @property
-    def running(self) -> int:
-        """How many steps are under way."""
-        return len(self._tasks)
-
-    async def stop(self) -> None:
-        """Cancel the steps that are under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
 @dataclass(slots=True, frozen=True)
 class Context:
     """The services that the requests of a process share."""
@@ -100,7 +73,7 @@ class Context:
     deadlines: Deadlines
     result_urls: ResultURLs
     failpoint: Failpoint
-    steps: Steps
+    steps: Tasks
     further: FurtherTasks
     fairness: Fairness
     #: None if no request is traced.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
-from gateway.background import Service
+from gateway.background import Service, Tasks
 from gateway.celery_message import TaskIds
 from gateway.claims.idempotency import Idempotency
 from gateway.config.route import RESULTS
@@ -31,7 +31,6 @@ from gateway.relay.in_flight import (
     Recorder,
     Respond,
     ResultLookup,
-    Steps,
     check_method,
 )
 from gateway.relay.limits import Deadlines, Limits
@@ -102,7 +101,7 @@ class Relay(Service):
             deadlines=Deadlines(),
             result_urls=ResultURLs(config, results.commands if results else None),
             failpoint=failpoint,
-            steps=Steps(),
+            steps=Tasks(),
             further=FurtherTasks(config.prefix, strategy, ids, taken),
             fairness=_fairness(config, strategy),
             tracer=tracer,
@@ -141,7 +140,7 @@ class Relay(Service):
         held = {
             "requests in flight": self.in_flight,
             "bytes": self.limits.bytes,
-            "steps": context.steps.running,
+            "steps": len(context.steps),
             "deadlines": context.deadlines.pending,
             **context.strategy.held(),
         }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
+from gateway.background import happens
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StoreError, Unanswered
@@ -102,8 +103,7 @@ class Pipeline(Connection):
     async def stop(self) -> None:
         """Stop when all commands are executed, or after `PATIENCE`."""
         if self._task is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), PATIENCE)
+            await happens(self._idle, PATIENCE)
         await super().stop()
 
     @property
@@ -173,8 +173,7 @@ class Pipeline(Connection):
             if self._since == inf:
                 await asyncio.sleep(REFUSED)
             if monotonic() - self._since < PING:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._some.wait(), PING)
+                await happens(self._some, PING)
 
     def _miss(self, error: str) -> None:
         if error != self.error and self._name:

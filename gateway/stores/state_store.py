@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from gateway import background
+from gateway.background import Tasks, happens
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.stores import result_store
@@ -68,7 +69,7 @@ class StateStore:
         self._slots: list[Pipeline | None] = []
         self._problem = ""  # of the cluster as a whole
         self._changed = asyncio.Event()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = Tasks()
         self._following: asyncio.Task[None] | None = None
 
     def _pipeline(self, node: Address | None, probe: tuple[Arg, ...] = (HELLO,)) -> Pipeline:
@@ -101,7 +102,7 @@ class StateStore:
     async def stop(self) -> None:
         await background.stop(self._following)
         stopping = (each.stop() for each in (self._first, *self._nodes.values()))
-        await asyncio.gather(*stopping, *self._ending)
+        await asyncio.gather(*stopping, self._ending.stop(None))
 
     async def known(self) -> None:
         """Wait until it is known whether there is a cluster, and its nodes; fails as `run` does."""
@@ -204,8 +205,7 @@ class StateStore:
             with suppress(StoreError):
                 await self._learn()
             await asyncio.sleep(_AGAIN)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), PING)
+            await happens(self._changed, PING)
             self._changed.clear()
 
     async def _learn(self) -> None:
@@ -239,9 +239,7 @@ class StateStore:
         gone = [node for address, node in self._nodes.items() if address not in nodes]
         self._nodes, self._slots = nodes, slots
         for node in gone:
-            ending = asyncio.create_task(node.stop())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._ending.run(node.stop())
 
     def _node(self, address: Address) -> Pipeline:
         if address not in self._nodes:

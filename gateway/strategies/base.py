@@ -7,14 +7,16 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from gateway.background import Service
-from gateway.celery_message import Message
+from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
+from gateway.errors import ResultsUnavailable
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 
 if TYPE_CHECKING:
     from gateway.amqp.kombu_publisher import KombuPublisher
     from gateway.amqp.publisher import Publisher
+    from gateway.stores.connection import Connection
 
 
 class Strategy(Service, ABC):
@@ -41,6 +43,8 @@ class Strategy(Service, ABC):
 
     #: With an AMQP broker it is a `Publisher`.
     publisher: Publisher | KombuPublisher
+    #: What reads its results, if it reads any.
+    results: Connection | None = None
     #: The pending tasks whose results are waited for, where the strategy keeps them.
     _waiting: Collection[Any] = ()
 
@@ -68,20 +72,40 @@ class Strategy(Service, ABC):
             "results awaited": len(self._waiting),
         }
 
-    @abstractmethod
     def checks(self) -> dict[str, str]:
         """Return for each server that it needs (``broker``, ``results``) what is wrong with it.
 
         An empty text means that it is ready.
         """
+        found = {"broker": self.publisher.error}
+        return found if self.results is None else {**found, "results": self.results.error}
 
 
 class KeepsByTaskId(Strategy):
     """A strategy that keeps the pending tasks whose results it waits for, by their ids."""
 
+    #: The queue for replies; None: workers store results.
+    _reply_to: str | None = None
+
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
+        self._metrics = metrics
         self._waiting: dict[str, PendingTask] = {}
+
+    def send(self, message: Message, deadline: float) -> PendingTask:
+        if self.results is not None and self.results.error:
+            raise ResultsUnavailable
+        pending = PendingTask(message, deadline, self._release)
+        self.publisher.publish(pending, self._reply_to)
+        self._waiting[message.task_id] = pending
+        return pending
+
+    def _receive(self, task_id: str, payload: bytes | int) -> None:
+        pending = self._waiting.get(task_id)
+        if pending is None:
+            self._metrics.add("gateway_results_unclaimed_total")
+        else:
+            pending.settle(decode_result(payload))
 
     def _release(self, pending: PendingTask) -> None:
         self._waiting.pop(pending.message.task_id, None)

@@ -28,13 +28,8 @@ class Blocking(CeleryStrategy):
     def send(self, message: Message, deadline: float) -> PendingTask:
         self._admit(message)
         pending = PendingTask(message, deadline)
-        result = self._client.subscribe(message.task_id)
         try:
-            try:
-                self._send(pending)
-            except BaseException:
-                self._client.forget(result)
-                raise
+            result = self._begin(pending)
             self._confirm(pending)
             pending.settle(self._client.wait(result, deadline))
         except RequestError as exc:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from celery.result import AsyncResult
+
 from gateway.amqp.publisher import Publisher
 from gateway.celery_message import Message
 from gateway.clock import monotonic
@@ -12,7 +14,7 @@ from gateway.errors import BrokerBlocked, BrokerUnavailable, RequestError, Resul
 from gateway.metric_table import RABBITMQ
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.stores.pipeline import results_of
+from gateway.stores.pipeline import Pipeline, results_of
 from gateway.strategies.base import Strategy
 from gateway.strategies.celery_client import CeleryClient
 
@@ -25,14 +27,15 @@ class CeleryStrategy(Strategy):
     """
 
     publisher: Publisher
+    results: Pipeline
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self._config = config
         self._metrics = metrics
         self.publisher = Publisher(config, metrics)
-        self._store = results_of(config, metrics)
-        self.uses = (self.publisher, self._store)
-        self._store.on_left.append(lambda _: self._client.leave_store())
+        self.results = results_of(config, metrics)
+        self.uses = (self.publisher, self.results)
+        self.results.on_left.append(lambda _: self._client.leave_store())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = self._new_client()
 
@@ -44,13 +47,20 @@ class CeleryStrategy(Strategy):
         await super().stop()
         self._client.close()
 
-    def checks(self) -> dict[str, str]:
-        return {"broker": self.publisher.error, "results": self._store.error}
-
     def _new_client(self) -> CeleryClient:
         # The client publishes to the broker to which the publisher is connected, because the
         # queues were declared there, and its state is known.
         return CeleryClient(self._config, lambda: self.publisher.url, self._check_broker)
+
+    def _begin(self, pending: PendingTask) -> AsyncResult:
+        """Subscribe to the result, and publish; called in any thread."""
+        result = self._client.subscribe(pending.message.task_id)
+        try:
+            self._send(pending)
+        except BaseException:
+            self._client.forget(result)
+            raise
+        return result
 
     def _send(self, pending: PendingTask) -> None:
         """Publish, and wait for the confirm; called in any thread."""
@@ -79,7 +89,7 @@ class CeleryStrategy(Strategy):
             raise BrokerBlocked
         if self.publisher.error:
             raise BrokerUnavailable
-        if self._store.error:
+        if self.results.error:
             raise ResultsUnavailable
         delivery = message.delivery
         if delivery["query_string"] or delivery["params"] or message.options.exchange:

@@ -10,11 +10,11 @@ from gateway.background import Work
 from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
-from gateway.errors import ResultsUnavailable, StoreError
+from gateway.errors import StoreError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.stores import result_store
-from gateway.stores.pipeline import results_of
+from gateway.stores.pipeline import Pipeline, results_of
 from gateway.strategies.base import KeepsByTaskId
 
 INFO = StrategyInfo(amqp_only=False)
@@ -28,28 +28,23 @@ PAUSE = (0.001, 0.05)
 class IOLoop(KeepsByTaskId):
     """Queries all pending keys at once, less often while no results come."""
 
+    results: Pipeline
+
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
         self.publisher = publisher_for(config, metrics)
-        self._results = results_of(config, metrics)
+        self.results = results_of(config, metrics)
         self._prefix = result_store.key_prefix(config)
         self._waited_for = asyncio.Event()
-        self.uses = (self.publisher, self._results)
+        self.uses = (self.publisher, self.results)
 
     def _work(self) -> Work:
         yield "result poller", self._poll()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
-        if self._results.error:
-            raise ResultsUnavailable
-        pending = PendingTask(message, deadline, self._release)
-        self.publisher.publish(pending)
-        self._waiting[message.task_id] = pending
+        pending = super().send(message, deadline)
         self._waited_for.set()
         return pending
-
-    def checks(self) -> dict[str, str]:
-        return {"broker": self.publisher.error, "results": self._results.error}
 
     async def _poll(self) -> None:
         pause = PAUSE[0]
@@ -60,7 +55,7 @@ class IOLoop(KeepsByTaskId):
                 pause = PAUSE[0]
             came, task_ids = False, list(self._waiting)
             try:
-                found = result_store.stored(self._results.run, self._prefix, task_ids)
+                found = result_store.stored(self.results.run, self._prefix, task_ids)
                 async for task_id, payload in found:
                     if pending := self._waiting.get(task_id):
                         pending.settle(decode_result(payload))

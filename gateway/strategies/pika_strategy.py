@@ -12,12 +12,10 @@ from gateway.amqp import broker
 from gateway.amqp.broker import REPLY_PREFIX
 from gateway.amqp.frames import Scanner
 from gateway.amqp.publisher import Publisher
-from gateway.celery_message import Message, decode_result
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsLost
 from gateway.metrics import Metrics
-from gateway.pending_task import PendingTask
 from gateway.strategies.base import KeepsByTaskId
 
 INFO = StrategyInfo(stored=False, replies=True, reading=0)
@@ -30,19 +28,8 @@ class PikaRPC(KeepsByTaskId):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._metrics = metrics
         self.publisher = Publisher(config, metrics, self._consume, self._lost)
         self.uses = (self.publisher,)
-        self._reply_to = ""
-
-    def send(self, message: Message, deadline: float) -> PendingTask:
-        pending = PendingTask(message, deadline, self._release)
-        self.publisher.publish(pending, self._reply_to)
-        self._waiting[message.task_id] = pending
-        return pending
-
-    def checks(self) -> dict[str, str]:
-        return {"broker": self.publisher.error}
 
     def _consume(self, channel: Channel, scanner: Scanner, callback: Callable[[], None]) -> None:
         # A new name for each connection: the broker may not have noticed the end of the old one,
@@ -57,7 +44,7 @@ class PikaRPC(KeepsByTaskId):
         def declared(_frame: Any) -> None:
             if not channel.is_open:  # connecting took too long, and was given up
                 return
-            scanner.consume(CONSUMER, self._on_reply)
+            scanner.consume(CONSUMER, self._receive)
             channel.basic_consume(
                 self._reply_to,
                 lambda *_: None,  # the scanner reads the replies, not pika
@@ -68,13 +55,6 @@ class PikaRPC(KeepsByTaskId):
             )
 
         channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True, callback=declared)
-
-    def _on_reply(self, correlation_id: str, body: bytes | int) -> None:
-        pending = self._waiting.get(correlation_id)
-        if pending is None:
-            self._metrics.add("gateway_results_unclaimed_total")
-        else:
-            pending.settle(decode_result(body))
 
     def _lost(self) -> None:
         for pending in list(self._waiting.values()):

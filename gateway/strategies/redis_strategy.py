@@ -11,10 +11,10 @@ import logging
 
 from gateway.amqp.publisher import publisher_for
 from gateway.background import Work
-from gateway.celery_message import Message, decode_result
+from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.config.strategies import StrategyInfo
-from gateway.errors import ResultsUnavailable, StoreError
+from gateway.errors import StoreError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.read_throttling import ReadThrottling
@@ -36,8 +36,6 @@ class RedisPush(KeepsByTaskId):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._config = config
-        self._metrics = metrics
         self._throttling = ReadThrottling(metrics)
         self.publisher = publisher_for(config, metrics, self._throttling)
         self._results = Pipeline(
@@ -46,7 +44,7 @@ class RedisPush(KeepsByTaskId):
         self._prefix = result_store.key_prefix(config)
         self._skip = len(self._prefix.encode())
         self._channels = self._prefix + prefix
-        self._subscription = Subscription(
+        self.results = Subscription(
             lambda: result_store.connect(config),
             "result subscription",
             self._channels,
@@ -54,33 +52,19 @@ class RedisPush(KeepsByTaskId):
             self._opened,
             self._throttling,
         )
-        self._results.on_left.append(self._subscription.renew)
+        self._results.on_left.append(self.results.renew)
         # The ids sent since the last sweep, and those of the sweep before it.
         self._young: list[str] = []
         self._older: list[str] = []
-        self.uses = (self.publisher, self._results, self._subscription)
+        self.uses = (self.publisher, self._results, self.results)
 
     def _work(self) -> Work:
         yield "result sweep", self._sweep()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
-        if self._subscription.error:
-            raise ResultsUnavailable
-        pending = PendingTask(message, deadline, self._release)
-        self.publisher.publish(pending)
-        self._waiting[message.task_id] = pending
+        pending = super().send(message, deadline)
         self._young.append(message.task_id)
         return pending
-
-    def checks(self) -> dict[str, str]:
-        return {"broker": self.publisher.error, "results": self._subscription.error}
-
-    def _receive(self, task_id: str, payload: bytes | int) -> None:
-        pending = self._waiting.get(task_id)
-        if pending is None:
-            self._metrics.add("gateway_results_unclaimed_total")
-        else:
-            pending.settle(decode_result(payload))
 
     async def _opened(self) -> None:
         if self._waiting:

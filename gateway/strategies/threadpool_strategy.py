@@ -55,12 +55,7 @@ class ThreadPool(CeleryStrategy):
         if monotonic() >= pending.deadline:
             return
         try:
-            result = self._client.subscribe(pending.message.task_id)
-            try:
-                self._send(pending)
-            except BaseException:
-                self._client.forget(result)
-                raise
+            result = self._begin(pending)
             tell(self._confirm, pending)
             tell(pending.settle, self._client.wait(result, pending.deadline))
         except RequestError as exc:

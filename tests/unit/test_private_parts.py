@@ -159,8 +159,7 @@ def replaced() -> Iterator[str]:
     """Yield the private attributes of others' classes that classes of ours replace."""
     for package in (appserver, gateway):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            # The latter can be imported by Alembic only.
-            if not module.name.endswith(("__main__", "migrations.env")):
+            if not module.name.endswith("__main__"):
                 import_module(module.name)
     for name, module in [*sys.modules.items()]:
         if name.split(".")[0] in PACKAGES:

@@ -12,6 +12,7 @@ from gateway.strategies.threadpool_strategy import ThreadPool
 
 
 def messages() -> int:
+    gc.collect()
     return sum(isinstance(each, Message) for each in gc.get_objects())
 
 
@@ -26,6 +27,5 @@ def test_the_message_of_a_sender_that_has_left_is_not_kept(monkeypatch):
             message = Message(str(number), "task", "queue", b"[]", {})
             strategy.send(message, monotonic() + 60).abandon()
         del message
-        gc.collect()
         assert messages() == before
         busy.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import cast
 
@@ -15,6 +15,7 @@ from tornado.iostream import StreamClosedError
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import Delivery, Selected
+from gateway.background import happens
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader, reading
 from gateway.process.supervisor import Supervisor
@@ -74,8 +75,7 @@ class Changes(Guarded):
             quiet = 0.0
             # A reload may have changed the token, or the journal.
             while not self._gone.is_set() and self.config is config:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._gone.wait(), EVERY)
+                await happens(self._gone, EVERY)
                 text = await self._events(reader, wanted, *changed.take())
                 quiet = 0.0 if text else quiet + EVERY
                 if text or quiet >= _QUIET:

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not config.archive:
         url = "postgresql://user:password@host/name, or sqlite:///file.db"
         raise ConfigError([f"archive_url: there is none to copy to: set it to {url}"])
-    # SQLAlchemy and Alembic are of an extra, which `configure` has looked for.
+    # SQLAlchemy is of an extra, which `configure` has looked for.
     from gateway.archive.archiver import Archiver
 
     if arguments.once:

@@ -255,7 +255,7 @@ class Harness:
         context = self.context
         deadlines = sum(map(len, context.deadlines._ticks.values()))
         sources = sum(each.limits.in_flight for each in self.relay._routes._plain.values())
-        steps = len(context.steps._tasks)
+        steps = len(context.steps._running)
         return context.limits.in_flight, context.limits.bytes, sources, deadlines, steps
 
 

@@ -1,1 +1,0 @@
-"""The archive's schema, version by version (Alembic)."""
