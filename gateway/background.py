@@ -80,6 +80,8 @@ class Tasks:
         """Wait for their end, and after `patience` seconds cancel them; None: wait only."""
         if self._running:
             await asyncio.wait(self._running, timeout=patience)
+        while patience is None and self._running:  # they may have begun others
+            await asyncio.wait(self._running)
         while self._running:
             for task in self._running:
                 task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -41,8 +42,10 @@ _ROWS, _CALLS = 200, 20  # deliveries that are read at once; with their calls
 #: What may be left of the most bytes after the oldest deliveries were removed, where there are no
 #: partitions: each time the index of texts is written anew.
 _LEFT = 0.95
-#: Seconds that PostgreSQL waits for a lock, and for a process that has one and says nothing.
-_LOCKED, _SILENT = 10, 60
+_INCREMENTAL = 2  # how SQLite gives pages back
+#: Seconds that PostgreSQL waits for a lock, also where somebody waits for that, and for a process
+#: that has one and says nothing.
+_LOCKED, _ERASING, _SILENT = 10, 600, 60
 
 
 class Database:
@@ -64,12 +67,15 @@ class Database:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Begin a transaction, as the only one that writes; it ends with the block."""
+    def writing(self, patience: int = _LOCKED) -> Iterator[Connection]:
+        """Begin a transaction, as the only one that writes; it ends with the block.
+
+        PostgreSQL waits for each lock for `patience` seconds.
+        """
         with self._translated_errors(), self._engine.connect() as connection:
             if self._postgresql:
                 connection.exec_driver_sql(
-                    f"SET lock_timeout = '{_LOCKED}s'; "
+                    f"SET lock_timeout = '{patience}s'; "
                     f"SET idle_in_transaction_session_timeout = '{_SILENT}s'"
                 )
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
@@ -96,7 +102,7 @@ class Database:
     def _translated_errors(self) -> Iterator[None]:
         try:
             yield
-        except SQLAlchemyError as exc:
+        except (SQLAlchemyError, sqlite3.Error) as exc:
             why = str(getattr(exc, "orig", None) or exc).strip().partition("\n")[0]
             raise GatewayError(f"{self.shown}: {why}; see archive_url") from exc
 
@@ -235,7 +241,7 @@ class Database:
             *(self.has_text(each) for each in sorted(patterns)),
             *(sa.func.lower(columns.about).like(each.lower()) for each in sorted(patterns)),
         )
-        with self.writing() as connection:
+        with self.writing(_ERASING) as connection:
             query = sa.select(DELIVERIES).where(wanted).execution_options(yield_per=_CALLS)
             found = [
                 (each.ms, each.seq, each.id)
@@ -251,7 +257,7 @@ class Database:
             for i in range(0, 0 if dry_run else len(found), _PAGE):
                 part = place.in_(found[i : i + _PAGE])
                 connection.execute(sa.delete(DELIVERIES).where(part))
-            if not (self._postgresql or dry_run):
+            if found and not (self._postgresql or dry_run):
                 self._tidy(connection)
         return len(found)
 
@@ -318,7 +324,7 @@ class Database:
             columns.id.in_(ids) & (columns.ms >= oldest)
         )
         with self.reading() as connection:
-            return {(i, state, task, n) for i, state, task, n in connection.execute(wanted)}
+            return {(i, state, task, str(n)) for i, state, task, n in connection.execute(wanted)}
 
     def size(self) -> tuple[int, int]:
         """Return how many deliveries there are, and the bytes that they take with their indexes."""
@@ -422,5 +428,8 @@ def _limit(connection: Connection) -> None:
 def _prepare_sqlite(connection: Any, _: object) -> None:
     # Transactions begin where `Database.writing` says so.
     connection.isolation_level = None
-    for pragma in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL"):
+    # To set it again takes the lock of who writes.
+    if connection.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
+        connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")

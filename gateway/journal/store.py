@@ -100,11 +100,15 @@ class Size(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A delivery that has changed, as it is now (None: it is gone); ``mark`` stands for that."""
+    """A delivery that has changed, as it is now; ``mark`` stands for that.
+
+    Without an ``entry`` it cannot be read, or is ``gone``.
+    """
 
     id: str
     mark: bytes
     entry: Entry | None
+    gone: bool
 
 
 class Failing(NamedTuple):
@@ -159,7 +163,7 @@ class Keys:
 
 
 #: An entry's id, state, task id, and how often it was replayed.
-Version = tuple[str, str, str, int]
+Version = tuple[str, str, str, str]
 
 
 class JournalStore:
@@ -390,12 +394,12 @@ class JournalStore:
         changes = []
         for delivery_id, mark, flat in found:
             which = delivery_id.decode()
-            changes.append(Change(which, mark, _read(which, flat)))
+            changes.append(Change(which, mark, _read(which, flat), not flat))
         return changes
 
     async def archived(self, changes: Sequence[Change]) -> None:
         """Write that these changes are archived; what has changed since then is not."""
-        each = ((change.id, change.mark, int(change.entry is None)) for change in changes)
+        each = ((change.id, change.mark, int(change.gone)) for change in changes)
         marks = chain.from_iterable(each)
         await self._run("EVAL", scripts.ARCHIVED, 2, *self._marks, *marks)
 
@@ -416,8 +420,8 @@ class JournalStore:
                 last, found = await self._run(
                     "EVAL", scripts.UNMARKED, 2, stream, keys.changed, newest, number, keys.prefix
                 )
-                texts = ([field.decode() for field in each] for each in found)
-                yield [(which, state, task, int(replays)) for which, state, task, replays in texts]
+                texts = ([field.decode(errors="replace") for field in each] for each in found)
+                yield [(which, state, task, replays) for which, state, task, replays in texts]
                 newest = last and f"({last.decode()}"
 
     async def mark(self, ids: Sequence[str]) -> None:

@@ -192,12 +192,13 @@ class LateAnswers:
         new = place = Found(record, 0, ahead)
         while not await self._records.swap(kept, place):
             kept, place = record, await self._records.get(record.task_id) or new
-            if place.record.state == states.WAITING:
-                kept = place.record
-            elif place.record.settled:
+            if place.record.settled:
                 return None
+            if place is not new and place.record.state == states.WAITING:
+                kept = place.record
         self._failpoint.reach(LATE_KEPT)
-        return place.replaced(record) if kept is record else None
+        # An earlier attempt may have written it, whose answer was lost.
+        return place.replaced(kept) if kept.delivery_id == record.delivery_id else None
 
     def _give(
         self, kept: asyncio.Future[Found | None], give: Callable[[], bool | None], *about: str

@@ -306,6 +306,9 @@ def _problems(block: Block) -> Iterator[str]:
         ends = [tokens[: len(tokens) - tokens[::-1].index("*")] for tokens in block.pair or ()]
         if not ends or ends[0] != ends[1]:
             yield "subevent: with * it has to be in the items of the list in which the event is"
+    tokens = block.algorithm in proofs.TOKENS
+    if any("*" in place.name for place in block.signature) and not tokens:
+        yield f"signature: with * it is the secret of each item, which {block.algorithm} is not"
     if block.pick and not block.separators:
         yield 'list: is needed for pick; say what separates the fields, as in ","'
 

@@ -138,7 +138,8 @@ def given_at(place: Place) -> Callable[[Seen], Sequence[Any]]:
 
 def each_item(block: Block, keys: Sequence[proofs.Key]) -> list[Check]:
     """Return what checks that each item of a list has a secret, where one at a place proves."""
-    reads = [given_at(place) for place in block.signature if place.items is not None]
+    starred = [place for place in block.signature if place.items is not None]
+    reads = [given_at(place) for place in starred if block.algorithm in proofs.TOKENS]
 
     def check_items(seen: Seen) -> None:
         for value in (value for read in reads for value in read(seen)):

@@ -231,7 +231,7 @@ def test_what_the_journal_cannot_have_any_more_is_not_looked_for(config, monkeyp
     written(config, begun("one"))
     archive(config)
     database = Database(config)
-    assert database.versions(["one", "none"]) == {("one", RECEIVED, "first", 0)}
+    assert database.versions(["one", "none"]) == {("one", RECEIVED, "first", "0")}
     later = time.time() + config.journal_age + 2 * 86_400
     monkeypatch.setattr("gateway.archive.database.time", lambda: later)
     assert database.versions(["one"]) == set()

@@ -559,6 +559,28 @@ async def test_what_could_not_be_written_before_the_answer_is_written_after_it(c
         assert server.taken == [expected]
 
 
+@pytest.mark.parametrize("given", [True, False])
+async def test_a_record_that_was_written_without_an_answer_is_one_s_own(client, deployed, given):
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late:
+            swap = late._records.swap
+
+            async def unanswered(new: Any, found: Any) -> bool:
+                late._records.swap = swap
+                await swap(new, found)
+                raise StateUnavailable
+
+            late._records.swap = unanswered
+            task_id = await gateways.answer(late, body, given=given)
+            if not given:
+                await eventually(lambda: gateways.count("dropped"))
+            end(client, task_id, "done")
+            if given:
+                await eventually(lambda: gateways.count("answered"))
+
+        assert server.taken == [expected] * given
+
+
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_redis_that_is_away_for_long_leaves_no_doubt_of_what_was_not_sent(
     client, deployed, monkeypatch, begun

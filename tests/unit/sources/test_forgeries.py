@@ -401,6 +401,11 @@ def test_each_item_of_a_batch_needs_a_secret(state):
                 unverified(source, received(signed))
 
 
+def test_of_each_item_only_a_secret_is_read():
+    with pytest.raises(ValidationError, match="it is the secret of each item"):
+        own(signature="json:/value/*/sig", algorithm="hmac-sha256")
+
+
 def test_a_secret_may_have_any_characters_at_any_place():
     wanted, written = "größe \u4e2d", "\\u4e2d"
     for place in ("json:/a", "query:a", "form:a"):
