@@ -53,7 +53,7 @@ _PAUSE = 0.5  # seconds between two looks for records whose time has come
 _SENDING, _HELD = 100, 200
 #: Seconds for which it is tried to write what has to be sent, and what became of a request; in
 #: which it is written that one is about to be sent, or else it is not; between two attempts.
-_KEEP_FOR, _END_FOR, _BEGIN_FOR, _AGAIN = 15.0, 15.0, 3.0, 0.5
+_KEEP_FOR, _END_FOR, _BEGIN_FOR, _AGAIN = 15.0, 30.0, 3.0, 0.5
 _DRAIN = 8.0  # seconds for what is being sent when the process ends
 _STATES = {ANSWERED: ANSWERED_LATE, FAILED: LATE_FAILED, UNCERTAIN: LATE_UNCERTAIN}
 

@@ -21,6 +21,7 @@ FOUND = {
     ("redis", 44): "a result that another gateway had sent late was listened for",
     ("pika", 5000674): "after an outage of Redis a claim was taken over before its end was written",
     ("redis", 5000758): "a result was given in an answer, and then sent for an earlier try",
+    ("redis", 5010053): "what became of a late answer was given up before others decide it",
     ("pika", 18): "what had to be sent late was not written after Redis was back",
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("redis", 2000144): "a subscription stayed with a former primary",
