@@ -171,7 +171,8 @@ def _sent(
         sure = one.done == "200" and not judge.hit(one.at - 1, other.at, *_ENDS)
         if sure or not judge.world.plan.replaces:
             yield f"{name} was sent at {one.at - judge.began:.3f} s and again"
-    for given in (one for one in tries if taken and one.status == 200):
+    # A task of which one copy has failed and another has not runs again.
+    for given in (one for one in tries if taken and one.status == 200 and not one.failing):
         if not _no_redis(judge, given.gateway, given.answered - 1, given.answered):
             yield f"{judge.show(given)}, and was sent at {taken[0].at - judge.began:.3f} s"
 

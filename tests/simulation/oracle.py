@@ -60,7 +60,9 @@ class Judge(promises.Judge):
 
     def served(self, one: Try) -> bool:
         """Was everything there for long when a try began, and until its end?"""
-        return one.at > self.seen.ready and not self.hit(one.at - CALM, one.answered)
+        # A broker on a connection that is forgotten without a word is missed after two heartbeats.
+        gone = self.hit(one.at - AFTERMATH, one.answered, "swallowed", target=one.gateway)
+        return one.at > self.seen.ready and not (gone or self.hit(one.at - CALM, one.answered))
 
     def is_late(self, one: Try) -> bool:
         answered = type(one.status) is int or one.status == SILENT
@@ -89,11 +91,12 @@ def _raced(world: World) -> Iterator[str]:
     stock = {worker.name for worker in world.workers.values() if worker.order == STOCK}
     runs: dict[str, list[Execution]] = defaultdict(list)
     for e in world.evidence.executions:
-        if e.worker in stock and not e.failed:
+        if not e.failed:
             runs[e.task_id].append(e)
     for each in runs.values():
         each.sort(key=lambda e: e.at)
-        if any(later.at <= earlier.stored for earlier, later in pairwise(each)):
+        at_once = any(later.at <= earlier.stored for earlier, later in pairwise(each))
+        if at_once and any(e.worker in stock for e in each):
             yield each[0].delivery
 
 
