@@ -56,9 +56,8 @@ def look(consumer: Any) -> None:
             log.info("The queue %s is not there yet: %s", queue, exc)
             continue
         log.info("The queue %s is there again", queue)
+        # Before Celery 5.7 only this connection would consume it, and not the next one.
         queues = consumer.app.amqp.queues
-        queues.select_add(
-            queues[queue]
-        )  # for the next connection, too: before Celery 5.7 it is not
+        queues.select_add(queues[queue])
         consumer.add_task_queue(queue)
         consumer.absent -= {queue}

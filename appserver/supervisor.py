@@ -88,7 +88,6 @@ class Worker:
     def start(self, end: int) -> None:
         """Start it with the `end` of a pipe, and so that Ctrl-C signals only the supervisor."""
         self.due, self._began = None, time.monotonic()
-        self.starts += 1
         environ = {**os.environ, VARIABLE: str(end)}
         try:
             self._process = subprocess.Popen(
@@ -97,6 +96,8 @@ class Worker:
         except OSError as exc:  # processes or descriptors are used up
             log.error("%s cannot be started: %s", self.name, exc)
             self._fail()
+        else:
+            self.starts += 1
 
     def signal(self, number: int) -> None:
         if self.running:

@@ -43,8 +43,8 @@ _ROWS, _CALLS = 200, 20  # deliveries that are read at once; with their calls
 #: partitions: each time the index of texts is written anew.
 _LEFT = 0.95
 _INCREMENTAL = 2  # how SQLite gives pages back
-#: Seconds that PostgreSQL waits for a lock, also where somebody waits for that, and for a process
-#: that has one and says nothing.
+#: Seconds for which PostgreSQL waits for a lock: for the archiver, which tries again, and for an
+#: erasure; and for which a process may keep a transaction open without a statement.
 _LOCKED, _ERASING, _SILENT = 10, 600, 60
 
 

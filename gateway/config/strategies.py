@@ -24,8 +24,8 @@ class StrategyInfo:
     ``publishing`` and ``reading`` are a process's connections to the broker, beside that of the
     asynchronous publisher, and to the result store; with ``threads`` they are those of a thread.
     ``patches`` is what is called in its processes before anything else is imported, as in
-    ``"gevent.monkey:patch_all"``, with spaces in between; the extra that installs the library has
-    the library's name.
+    ``"gevent.monkey:patch_all"``; several are separated by spaces. The extra that installs the
+    library has the library's name.
     """
 
     summary: str = ""

@@ -235,6 +235,7 @@ class SharedKey(Key):
 
 
 def is_utf8(text: bytes) -> bool:
+    """Tell whether `text` is UTF-8."""
     with suppress(UnicodeDecodeError):
         text.decode()
         return True
@@ -289,7 +290,7 @@ class WebToken(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """The JSON of the claims, as the sender wrote it. Raises `Unverified` where it is none."""
+        """The JSON of the claims, as the sender wrote it. Raises `Unverified` for other text."""
         return _decoded(self.payload)
 
 
