@@ -28,7 +28,7 @@ from gateway.outcome import FAILURE, SUCCESS, Outcome
 
 #: Published or about to be, and not answered yet.
 RECEIVED = "received"
-#: Answered with an error, and no task of it is known to be there: its sender tries again.
+#: Answered with an error, or left by its sender, and no task of it is known to be there.
 REFUSED = "refused"
 #: No route takes it, because of its event or of `when`, so there was no task.
 IGNORED = "ignored"

@@ -23,7 +23,7 @@ from gateway.config.route import RESULTS
 from gateway.delivery import Request, recorded_trace
 from gateway.errors import MethodNotAllowed, RequestError, ResultsUnavailable, Unverified, cut_off
 from gateway.failpoints import Failpoint
-from gateway.journal.entry import ACCEPTED, FAILED, GONE, REFUSED, End, ended
+from gateway.journal.entry import ACCEPTED, FAILED, REFUSED, End, ended
 from gateway.journal.writing import Journal
 from gateway.metric_table import ERRORS
 from gateway.metrics import Metrics
@@ -108,7 +108,7 @@ class InFlight(ABC):
     """
 
     __slots__ = (
-        "_counted", "_respond", "_size", "_step", "answered", "applied", "begun", "closed",
+        "_counted", "_gone", "_respond", "_size", "_step", "answered", "applied", "begun", "closed",
         "context", "deadline", "delivery_id", "endpoint", "error", "event", "identity", "joined",
         "kept", "message", "outcome", "pending", "reason", "redacted", "request", "seconds",
         "state", "status", "task_id", "trace",
@@ -122,7 +122,7 @@ class InFlight(ABC):
         self.trace = UNTRACED if tracer is None else tracer.begin(request)
         self.endpoint = _NONE
         self.deadline = 0.0
-        self.answered = self.closed = self.joined = self._counted = False
+        self.answered = self.closed = self.joined = self._counted = self._gone = False
         self.kept = True
         self.event = self.delivery_id = self.task_id = self.identity = ""
         self.applied = self.state = self.error = self.reason = ""
@@ -248,6 +248,7 @@ class InFlight(ABC):
         waits = self.pending is not None and not self.pending.ended
         if self.closed and self._step is None and not waits:
             self._finish()
+            self._record_gone()
 
     def _fail(self, error: BaseException) -> None:
         """Answer with `error`; one that is not a `RequestError` is logged."""
@@ -282,13 +283,11 @@ class InFlight(ABC):
         if self.closed:
             return
         self._leave()
-        self.closed = True
+        self.closed = self._gone = True
+        self.seconds = monotonic() - self.request.arrived
         self.context.metrics.add("gateway_clients_gone_total")
-        try:
-            self._record(GONE, monotonic() - self.request.arrived)
-        finally:
-            self.release()
-            self._finish_if_idle()
+        self.release()
+        self._finish_if_idle()
 
     def refuse(self, error: RequestError) -> None:
         """Answer with `error`, unless the sender has disconnected, and log it."""
@@ -319,6 +318,7 @@ class InFlight(ABC):
         """
         self._finish()
         if self.closed:
+            self._record_gone(reason)
             return
         self.answered = True
         if self.applied:
@@ -339,12 +339,19 @@ class InFlight(ABC):
         )
         self._respond(answer)
         self.closed = True  # only now: if `respond` raises, an error can still be given
-        self._record(answer.status, seconds, reason)
+        self.status, self.seconds = answer.status, seconds
+        self._record(reason)
 
-    def _record(self, status: int, seconds: float, reason: str = "") -> None:
-        self.status, self.seconds, self.reason = status, seconds, self._shown(reason)
-        if self.message is not None:
-            self.state = self.state or ACCEPTED
+    def _record_gone(self, reason: str = "") -> None:
+        """Record a request whose sender has disconnected, now that its task is known."""
+        if self._gone:
+            self._gone = False
+            self._record(reason)
+
+    def _record(self, reason: str) -> None:
+        self.reason = self._shown(reason)
+        if self.message is not None and not self.state:
+            self.state = ACCEPTED if self.pending is not None or self.joined else REFUSED
         for recorder in self.context.recorders:
             recorder.ended(self)
 

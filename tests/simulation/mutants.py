@@ -202,6 +202,12 @@ MUTANTS = [
         "if False:",
     ),
     _m(
+        "a delivery accepted that was not published",
+        "relay/in_flight",
+        "ACCEPTED if self.pending is not None or self.joined else REFUSED",
+        "ACCEPTED",
+    ),
+    _m(
         "deadlines that end with the first",
         "relay/limits",
         "self._arm(min(self._ticks))",

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
+from gateway.journal.entry import OPEN
 from gateway.journal.groups import FAILURES
 from tests.simulation import histories, promises
 from tests.simulation.late_answers import late_answers
@@ -297,10 +298,20 @@ def journal(judge: Judge) -> Iterator[str]:
     counted = sum(group.count for group in judge.world.inspected["groups"])
     if not failures <= counted <= failures + earlier:
         yield f"{counted} failures are counted, of {failures} and {earlier} runs before"
-    there = {entry.arguments()[0][1]["x-try"] for entry in entries if entry.queue}
+    there = {entry.arguments()[0][1]["x-try"]: entry for entry in entries if entry.queue}
+    ran = succeeded | failed
     for one in judge.seen.tries:
-        if one.good and one.id not in there and not _unwritten(judge, one):
-            yield f"{judge.show(one)} is missing"
+        entry = there.get(one.id)
+        if entry is None:
+            if one.good and not _unwritten(judge, one):
+                yield f"{judge.show(one)} is missing"
+        elif (
+            one.route in judge.identified  # other messages may expire, or be lost with the broker
+            and entry.state in OPEN
+            and entry.task_id not in ran
+            and one.delivery not in judge.gone
+        ):
+            yield f"{judge.show(one)} is {entry.state} as {entry.task_id}, which has not run"
 
 
 def _unwritten(judge: Judge, one: Try) -> bool:

@@ -23,6 +23,7 @@ from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import BrokerUnavailable, RequestError, ResultsLost, Unanswered, Unroutable
 from gateway.journal import writing
+from gateway.journal.entry import ACCEPTED, REFUSED, SUCCEEDED
 from gateway.metrics import Metrics
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.pending_task import PendingTask
@@ -49,6 +50,7 @@ ROUTES = [
     {"path": "/once", **ONCE},
     {"path": "/also", "answer": "accept", **ALSO},
     {"path": "/also-once", **ONCE, **ALSO},
+    {"path": "/revoked", "revoke": True, **ALSO},
     {"path": "/limited", "source": "few"},
 ]
 SOURCES = {"few": {"scheme": "meta", "secrets": "secret", "verify_token": "t", "max_in_flight": 1}}
@@ -159,6 +161,9 @@ class Harness:
         )  # fmt: skip
         self.relay = Relay(config, self.tasks, metrics, TaskIds())
         self.context = self.relay.context
+        self.context.recorders.append(self)
+        self.posted = 0
+        self.states: list[str] = []
         self.answers: list[int] = []
         self.location = ""
         self.faulty = False  # its next answer cannot be written
@@ -206,6 +211,11 @@ class Harness:
     def cancel(self) -> None:
         self.sent.cancel()
 
+    def ended(self, request: InFlight) -> None:
+        """Note how a request is recorded; `request` itself may not be kept."""
+        joined = ", joined" * bool(request.joined and request.task_id)
+        self.states.append(request.state + joined)
+
     def held(self) -> None:
         """See that the request is still kept: something has to be written to its claim."""
         assert self.counted()[1]
@@ -223,6 +233,7 @@ class Harness:
     def post(self, path: str = "/", late: float = 0.0, method: str = "POST") -> InFlight | None:
         """Send a request whose header came `late` seconds ago."""
         path, _, query = path.partition("?")
+        self.posted += 1
         digest = hmac.digest(b"secret", BODY, "sha256").hex()
         headers = {"key": "1", "x-hub-signature-256": f"sha256={digest}", "prefer": ""}
         arrived = monotonic() - late
@@ -401,12 +412,15 @@ class End(NamedTuple):
     statuses: tuple[int, ...] = ()  # which a function may return
     #: What is written to the claim, in order, and whether the result is listened for.
     written: tuple[list[str], bool] | None = None
+    #: The states that are recorded; None: any, but one for each request.
+    states: tuple[str, ...] | None = None
 
 
 TAKE, CONFIRM, RELEASE, FAIL = scripts.TAKE, scripts.CONFIRM, scripts.RELEASE, scripts.FAIL
 FINISH = scripts.FINISH
 CONFIRMED, RELEASED = ([TAKE, CONFIRM], True), ([TAKE, RELEASE], True)
 FREE = ([TAKE, RELEASE], False)
+JOINED, REPEATED = f"{ACCEPTED}, joined", f"{SUCCEEDED}, joined"
 
 ENDS = {
     "answered": End("/ confirm done", (200,)),
@@ -436,17 +450,31 @@ ENDS = {
     "too late for its result": End(
         "/ /fallback /once . confirm confirm confirm expire .", (504, 200, 504)
     ),
-    "gone": End("/ cancel / cancel take confirm / confirm cancel"),
-    "gone and confirmed": End("/once . cancel held confirm", (), CONFIRMED),
-    "gone and never confirmed": End("/once . cancel expire", (), RELEASED),
-    "gone and not taken": End("/once . cancel take unavailable"),
-    "gone before its claim": End("silent /once cancel held redis . confirm", (), CONFIRMED),
-    "gone before another try's claim": End("silent state=P /once cancel held redis ."),
-    "gone and no claim": End("silent /once cancel fails redis ."),
-    "gone while redis is silent": End("silent /once cancel . expire .", (), FREE),
+    "gone": End("/ cancel / cancel take confirm / confirm cancel", states=(ACCEPTED,) * 3),
+    "gone and confirmed": End("/once . cancel held confirm", (), CONFIRMED, (ACCEPTED,)),
+    "gone and never confirmed": End("/once . cancel expire", (), RELEASED, (REFUSED,)),
+    "gone and not taken": End("/once . cancel take unavailable", states=(REFUSED,)),
+    "gone before its claim": End(
+        "silent /once cancel held redis . confirm", (), CONFIRMED, (ACCEPTED,)
+    ),
+    "gone before another try's claim": End(
+        "silent state=P /once cancel held redis .", states=(JOINED,)
+    ),
+    "gone before another try's answer": End(
+        "silent state=D result=SUCCESS /once cancel held redis .", states=(REPEATED,)
+    ),
+    "gone and no claim": End("silent /once cancel fails redis .", states=(REFUSED,)),
+    "gone while redis is silent": End("silent /once cancel . expire .", (), FREE, (REFUSED,)),
     "gone before its further tasks": End(
         "/also . cancel held confirm confirm . confirm"
-        " /also-once . cancel held confirm confirm . confirm"
+        " /also-once . cancel held confirm confirm . confirm", states=(ACCEPTED,) * 2,
+    ),
+    "gone and a further task refused": End(
+        "/also . cancel confirm take unroutable . /also-once . cancel confirm take unroutable .",
+        states=(REFUSED,) * 2,
+    ),
+    "gone and not wanted": End(
+        "/revoked . cancel held confirm confirm . unpublished", states=(REFUSED,)
     ),
     "without a claim": End("fails /once .", (503,), FREE),
     "redis silent": End("silent /once . expire freed .", (503,), FREE),
@@ -509,6 +537,7 @@ async def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journ
     assert sorted(h.answers) == sorted(end.statuses if told is None else told)
     assert h.counted() == (0,) * len(h.counted())
     assert end.written in (None, h.written())
+    assert end.states in (None, tuple(h.states)) and len(h.states) == h.posted
     redis.answer()  # what is written has a limit of its own
     await asyncio.sleep(writing.GATHER * 2 if journal else 0)
     redis.answer()
