@@ -16,11 +16,8 @@ _INNER = (dict, list, tuple)
 
 
 def walk(value: Any) -> Iterator[Any]:
-    """Yield a value of JSON and all values in it, but for the keys of objects."""
-    yield value
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from walk(each)
+    """Yield a value of JSON and all values in it, level by level, but for the keys of objects."""
+    return chain.from_iterable(_levels(value))
 
 
 def check_levels(value: Any, text: str) -> None:
@@ -35,10 +32,16 @@ def check_levels(value: Any, text: str) -> None:
 
 def check_depth(value: Any) -> None:
     """Raise RecursionError where `value` has more than `MAX_LEVELS` levels."""
-    level = [value] if isinstance(value, _INNER) else []
-    levels = 0
-    while level:
-        if (levels := levels + 1) > MAX_LEVELS:
+    for levels, level in enumerate(_levels(value)):
+        if levels >= MAX_LEVELS and any(isinstance(each, _INNER) for each in level):
             raise RecursionError(f"over {MAX_LEVELS} levels")
-        values = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [one for one in chain.from_iterable(values) if isinstance(one, _INNER)]
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """Yield the values of each level; a generator for each value would take time for each level."""
+    level = [value]
+    while level:
+        yield level
+        inner = (each for each in level if isinstance(each, _INNER))
+        values = (each.values() if isinstance(each, dict) else each for each in inner)
+        level = list(chain.from_iterable(values))
