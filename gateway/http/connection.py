@@ -1,7 +1,7 @@
-"""Tornado's HTTP/1 connection, with faster code for usual headers and bodies.
+"""Tornado's HTTP/1 connection, with faster code for headers and bodies.
 
-The faster code accepts only what Tornado's own code would accept with the same meaning; everything
-else is left to Tornado. https://www.rfc-editor.org/rfc/rfc9112
+It accepts only what Tornado's own code would accept with the same meaning.
+https://www.rfc-editor.org/rfc/rfc9112
 """
 
 from __future__ import annotations
@@ -85,18 +85,11 @@ class Connection(HTTP1Connection):
         text = data.decode("latin1")
         start = text.find("\r\n")
         lines = _field_lines(text, start + 2, len(text) - 2)
-        if len(lines) == text.count("\n") - 2:  # all but the first line and the empty one
-            fields = [(name.lower(), value.strip(" \t")) for name, value in lines]
-        elif bare_line_end(data):
-            raise RequestRefused(BadRequest("A header line does not end in CR LF."))
-        else:
-            first, headers = super()._parse_headers(data)
-            start, text = len(first), first
-            fields = [(name.lower(), value) for name, value in headers.get_all()]
-        if text.endswith("HTTP/1.0", 0, start):  # RFC 9110, 10.1.1: it expects nothing
-            fields = [field for field in fields if field[0] != "expect"]
-        if len(fields) > MAX_HEADERS:
+        if len(lines) != text.count("\n") - 2:  # all but the first line and the empty one
+            raise RequestRefused(BadRequest(_malformed(data)))
+        if len(lines) > MAX_HEADERS:
             raise RequestRefused(HeaderTooLarge(f"There are more than {MAX_HEADERS} header lines."))
+        fields = [(name.lower(), value.strip(" \t")) for name, value in lines]
         return text[:start], Headers.of(fields)
 
     def _read_body(  # type: ignore[override]
@@ -150,6 +143,15 @@ class Connection(HTTP1Connection):
             beside -= len(trailer)
             if bare_line_end(trailer) or not _field_lines("\n" + trailer.decode("latin1")):
                 raise HTTPInputError("malformed trailer")
+
+
+def _malformed(header: bytes) -> str:
+    """Say what is wrong with a header; without its text, which may have a secret."""
+    if bare_line_end(header):
+        return "A header line does not end in CR LF."
+    lines = enumerate(header.decode("latin1").split("\r\n")[1:], 2)
+    number = next(number for number, line in lines if not _field_lines(f"\n{line}\r\n"))
+    return f"Line {number} of the request has to be NAME: VALUE, without control characters."
 
 
 def _size(text: bytes) -> int:

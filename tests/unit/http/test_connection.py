@@ -48,8 +48,8 @@ def test_it_takes_nothing_that_tornado_does_not_take_in_the_same_sense(lines, en
     try:
         found = ours(data)
     except HTTPInputError:
-        # Beyond Tornado we refuse only lines with an end of their own.
-        if not re.search(rb"\r(?!\n)|(?<!\r)\n", data):
+        # Beyond Tornado we refuse only lines with an end of their own, and one that ends the header.
+        if not re.search(rb"\r(?!\n)|(?<!\r)\n|\r\n\r\n.", data):
             with pytest.raises(HTTPInputError):
                 tornados(data)
     else:
@@ -62,6 +62,16 @@ def test_it_takes_everything_that_is_as_it_should_be(lines):
     first, headers = ours(data)
     assert first == ("POST", "/", "HTTP/1.1")
     assert set(headers) == {line.partition(":")[0].lower() for line in lines}
+
+
+@pytest.mark.parametrize(
+    "line", ["X-Card: 4711\x01", "X-Card: 4711\x7f", "X Card: 4711", "4711", " 4711", ": 4711", "4711:\0"]
+)
+def test_a_malformed_line_is_named_by_its_number_as_it_may_have_a_secret(line):
+    with pytest.raises(RequestRefused) as refused:
+        ours(f"{FIRST}\r\nHost: h\r\n{line}\r\nX: 1\r\n\r\n".encode("latin1"))
+    said = refused.value.error.detail
+    assert "Line 3 of the request has to be NAME: VALUE" in said and "4711" not in said
 
 
 def test_lines_are_limited():
