@@ -134,6 +134,7 @@ class Connection(HTTP1Connection):
                     pending.clear()
             if await read.read_bytes(2) != b"\r\n":
                 raise HTTPInputError("improperly terminated chunk")
+            read.hold(-len(line) - 2)  # what is beside the data is not kept
             number += 1
             if number % TOGETHER == 0:  # they may all have come already
                 await asyncio.sleep(0)

@@ -23,6 +23,7 @@ from gateway.relay.limits import Limits
 END_OF_HEADER = b"\r\n\r\n"
 #: Finds a CR or LF without the other. RFC 9112, 2.2
 bare_line_end = re.compile(rb"\r(?=[^\n])|(?<!\r)\n").search
+_empty_lines = re.compile(rb"(?:\r\n)*+").match
 #: Bytes that a client may send before it has got its earlier answers.
 AHEAD = 64 * 1024
 #: After a refusal, so many bytes are read and discarded for so many seconds: otherwise the client
@@ -107,9 +108,8 @@ class ReadBuffer:
         """Complete the pending read if its bytes are here; fail it if they can never come."""
         if self._until is END_OF_HEADER:
             # Some clients send one after a body. RFC 9112, 2.2
-            while self._buffer.startswith(b"\r\n", self._at):
-                self._at += 2
-                self.size -= 2
+            if self._buffer.startswith(b"\r\n", self._at):
+                self._consume(_empty_lines(self._buffer, self._at).end())
         buffer, at, until = self._buffer, self._at, self._until
         if not until:
             if len(buffer) - at < self._least:
@@ -352,12 +352,11 @@ class Stream(ReadBuffer, asyncio.Protocol):
             self.feed(data)
         else:
             self.receiver.overloaded()
-        if self.size:
-            if self._reading is not None:
-                self._begin()
-            elif self.size > AHEAD and not self._ahead:
-                self._ahead = True
-                self._transport.pause_reading()
+        if self._reading is not None:
+            self._begin()
+        elif self.size > AHEAD and not self._ahead:
+            self._ahead = True
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Stay open for a complete request; called by the transport when the client sends no more.
@@ -418,7 +417,9 @@ class Stream(ReadBuffer, asyncio.Protocol):
 
     def _begin(self) -> None:
         """Set the deadline of a header that has begun to arrive."""
-        header = self._reading is not None and self._until is END_OF_HEADER
-        if header and not self.receiving:
+        if self._reading is None or self._until is not END_OF_HEADER:
+            return
+        self.hand_on()  # of the empty lines before a request nothing is kept
+        if self.size and not self.receiving:
             self.receiving = True
             self.deadline = monotonic() + self._header_timeout

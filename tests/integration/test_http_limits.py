@@ -157,6 +157,27 @@ async def test_request_and_its_message_count_until_the_answer(serve, body, lines
         assert held(gateway) == 0
 
 
+async def test_empty_lines_before_a_request_do_not_count(serve):
+    gateway = serve()
+    async with await gateway.open() as connection:
+        connection.send(b"\r\n" * 100_000 + b"P")
+        while not any(stream.receiving for stream in gateway.server._streams):
+            assert held(gateway) == 0
+            await asyncio.sleep(0)
+        assert held(gateway) == 1
+        assert (await connection.ask(request(b"hello")[1:])).body == b"hello"
+
+
+async def test_what_is_beside_the_data_of_chunks_does_not_count(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        chunks = (b"0" * 200 + b"1\r\nx\r\n") * 1_000 + b"0\r\n\r\n"
+        connection.send(head("/", *CHUNKED, length=None) + chunks)
+        await gateway.strategy.sent.get()
+        assert 2_000 < held(gateway) < 5_000
+    await until_it_holds(gateway, 0, 0)
+
+
 async def test_message_that_does_not_fit_is_not_sent(serve):
     gateway = serve(max_in_flight_bytes=50_000)
     async with await gateway.open() as connection:
