@@ -289,6 +289,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         size = self._held - self.size
         self._held -= size
         self._limits.bytes -= size
+        self._resume()  # else it is not seen that the client leaves
         return size
 
     def send(self, data: bytes) -> None:
@@ -410,10 +411,15 @@ class Stream(ReadBuffer, asyncio.Protocol):
             self.fail(StreamClosedError())
         elif self._ended and self._reading is not None:
             self.close()  # the client sends no more
-        elif self._ahead and self._reading is not None:
+        else:
+            self._resume()
+        return future
+
+    def _resume(self) -> None:
+        """Read again from the client, if most of what it had sent ahead is read."""
+        if self._ahead and self.size <= AHEAD and not self._closed:
             self._ahead = False
             self._transport.resume_reading()
-        return future
 
     def _begin(self) -> None:
         """Set the deadline of a header that has begun to arrive."""

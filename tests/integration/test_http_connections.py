@@ -215,6 +215,25 @@ async def test_client_that_leaves_frees_its_waiter(serve, end):
     assert gateway.metrics.get("gateway_clients_gone_total") == 1
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_client_that_leaves_is_noticed_though_it_has_sent_much_at_once(serve, chunked):
+    gateway = serve(None)
+    connection = await gateway.open()
+    while not (streams := list(gateway.server._streams)) or streams[0].receiver is None:
+        await asyncio.sleep(0)
+    # Given more than is read ahead of a request, and none of it after that request,
+    data = request(b"x" * 2 * stream.AHEAD)
+    if chunked:
+        chunks = b"1\r\nx\r\n" * stream.AHEAD + b"0\r\n\r\n"
+        data = request().replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + chunks
+    streams[0].data_received(data)
+    pending = await gateway.strategy.sent.get()
+    # when the client leaves, then nothing waits for the result any more.
+    connection.writer.transport.abort()
+    assert await gateway.strategy.freed.get() is pending
+    assert gateway.relay.in_flight == 0
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("probes", [0, 1, 9])
 async def test_client_that_has_sent_all_and_listens_is_answered(
