@@ -119,7 +119,8 @@ class ReceivedRequest(HTTPMessageDelegate):
         self._pieces.append(chunk)
 
     def finish(self) -> None:
-        if self.answered:  # its deadline passed in this turn of the loop
+        # Its deadline has passed, or the client has left, in this turn of the loop.
+        if self.answered or self._stream.closed():
             return
         self._complete = True
         self._stream.deadline = math.inf  # the relay has its own deadline

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from kombu.utils.json import loads
+from tornado.http1connection import _YIELD_THRESHOLD
 
 from gateway.celery_message import Message
 from gateway.config.settings import Config
@@ -232,6 +233,23 @@ async def test_client_that_leaves_is_noticed_though_it_has_sent_much_at_once(ser
     connection.writer.transport.abort()
     assert await gateway.strategy.freed.get() is pending
     assert gateway.relay.in_flight == 0
+
+
+async def test_request_whose_client_has_left_is_not_relayed(serve):
+    gateway = serve(None)
+    async with await gateway.open() as connection:
+        # Given a body that is read in turns of the loop,
+        data = request(b"x" * _YIELD_THRESHOLD)
+        connection.send(data[:1_000])
+        while not (streams := [s for s in gateway.server._streams if s.receiving]):
+            await asyncio.sleep(0)
+        # when the client leaves before the last of these,
+        streams[0].data_received(data[1_000:])
+        streams[0].abort()
+        assert await connection.reader.read() == b""
+    # then nothing is published for which nobody waits.
+    assert gateway.server.connections == gateway.relay.in_flight == 0
+    assert gateway.strategy.sent.empty()
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
