@@ -35,7 +35,7 @@ RESULT_KEY = "celery-task-meta-"
 #: as JSON may need two for one.
 MAX_STORED = 33 * 1024 * 1024
 
-_DETAIL = 2_000  # characters of an exception's text that are kept
+_DETAIL = 2_000  # characters of an exception's name, and of its text, that are kept
 _RETRIES = 1_000_000  # a foreign worker may store any number
 
 _TYPED = {"__type__", "__value__"}
@@ -265,10 +265,10 @@ def _outcome(state: str, result: Any) -> Outcome:
         parts = result.get("exc_message", "")
         detail = ", ".join(map(str, parts)) if isinstance(parts, list) else str(parts)
         error = str(result.get("exc_type") or "unknown")
-        return Outcome(state, error=_encodable(error), detail=_encodable(detail[:_DETAIL]))
+        return Outcome(state, error=encodable(error[:_DETAIL]), detail=encodable(detail[:_DETAIL]))
     return Outcome(state, error="unknown" if state == FAILURE else "TaskRevokedError")
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return `text` without half surrogates, which JSON may have and UTF-8 has not."""
     return text.encode(errors="replace").decode()

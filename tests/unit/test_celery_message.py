@@ -223,6 +223,12 @@ def test_half_surrogates_of_an_exception_can_be_written_anywhere():
     assert (found.error, found.detail) == ("E?", "?x")
 
 
+def test_the_name_and_the_text_of_an_exception_are_cut():
+    result = {"exc_type": "E" * 100_000, "exc_message": "x" * 100_000}
+    found = decode_result(json.dumps({"status": "FAILURE", "result": result}).encode())
+    assert (found.error, found.detail) == ("E" * 2_000, "x" * 2_000)
+
+
 def test_an_exception_with_arguments_that_are_no_json_has_its_name(backend):
     found = decode_result(encoded(backend, Exception(object(), object()), FAILURE))
     assert (found.state, found.error) == (FAILURE, "Exception")
