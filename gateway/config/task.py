@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 
-from gateway.celery_message import Message, MessageOptions, embedding, encode_body, encode_call
+from gateway.celery_message import (
+    Message,
+    MessageOptions,
+    embedding,
+    encodable,
+    encode_body,
+    encode_call,
+)
 from gateway.config import dynamic as dynamic_queues
 from gateway.config import pointers
 from gateway.config.pointers import KEY, Pointer, pointing
@@ -284,7 +291,8 @@ class TaskSettings(Model):
         elif self._priority is not None:
             message.priority = self._priority(delivery)
         if self.message_headers:
-            message.extra = {name: find(delivery) for name, find in self._extra.items()}
+            found = ((name, find(delivery)) for name, find in self._extra.items())
+            message.extra = {name: encodable(text) for name, text in found}
 
     # Not pydantic's private attributes: those are slow, and each request reads these. -----------
 

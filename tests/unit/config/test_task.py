@@ -120,6 +120,12 @@ def test_settings_that_cannot_be(settings, problem):
         Route(path="/{shop}", **settings)
 
 
+def test_a_text_that_was_cut_within_an_emoji_is_sent_in_a_header_of_the_message():
+    route = Route(path="/", message_headers={"region": "json:/a"})
+    message = route.message(delivery(rb'{"a": "cut \ud83d"}'), "t", False, False, None)
+    assert message.extra == {"region": "cut ?"}  # AMQP's texts are UTF-8
+
+
 def test_a_route_s_own_expiry_and_the_deadline_s_are_both_kept():
     route = Route(path="/", expires=10)
     times = [route.message(delivery(), "t", False, False, at).expires for at in (None, 1005, 1020)]
