@@ -62,9 +62,9 @@ def test_nginx_accepts_the_configuration_for_any_number_of_gateways(start, tmp_p
     judge(start, config)
 
 
-def test_nginx_never_repeats_a_request_that_may_have_been_seen():
+def test_nginx_never_repeats_a_post_that_may_have_been_seen():
     directives = re.sub(r"#.*", "", (ROOT / "deploy/nginx.conf").read_text())
-    # A connection that cannot be made is a timeout, too; after a request nginx heeds neither.
+    # A connection that cannot be made is a timeout, too; after a POST nginx heeds neither.
     assert re.findall(r"proxy_next_upstream (.*);", directives) == ["error timeout"]
 
 

@@ -126,6 +126,30 @@ def test_a_client_that_leaves_frees_its_waiter_behind_nginx(nginx, gateways):
     assert counted("gateway_clients_gone_total") == gone + 1
 
 
+@pytest.mark.parametrize(("method", "sent"), [("POST", 1), ("PUT", 2), ("GET", 2)])
+def test_no_post_is_sent_to_another_gateway_once_it_was_sent(stack, start, method, sent):
+    with contextlib.ExitStack() as opened:
+        # Given two gateways that end when they have got a request,
+        listeners = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        got: list[bytes] = []
+
+        def take(listener: socket.socket) -> None:
+            with contextlib.suppress(OSError):  # the test is over
+                while True:
+                    with listener.accept()[0] as connection:
+                        got.append(connection.recv(65536).partition(b" ")[0])
+
+        for listener in listeners:
+            threading.Thread(target=take, args=(listener,), daemon=True).start()
+        nginx = start(lambda: stack.nginx([each.getsockname()[1] for each in listeners]))
+        # when one comes, then only what HTTP calls idempotent goes to the other as well.
+        assert fetch(f"{nginx.url}/", method=method).status == 502
+        assert got == [method.encode()] * sent
+        for listener in listeners:
+            listener.shutdown(socket.SHUT_RDWR)
+    nginx.stop()
+
+
 def test_what_a_client_says_of_itself_goes_no_further(nginx):
     config = (nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}" / "nginx.conf").read_text()
     for header in ("X-Forwarded-For", "X-Real-IP"):
