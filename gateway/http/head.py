@@ -14,6 +14,7 @@ from tornado.httputil import RequestStartLine
 from gateway.config.settings import Config
 from gateway.errors import BadRequest, BodyTooLarge, EncodingNotAccepted
 from gateway.http.connection import Headers
+from gateway.request_log import printable
 
 _VERSIONS = ("HTTP/1.1", "HTTP/1.0")
 _absolute = re.compile("https?://", re.IGNORECASE).match
@@ -104,12 +105,12 @@ class Proxies:
         """Return the sender's address: the last address that is not a trusted proxy's.
 
         `forwarded_for` is the X-Forwarded-For header, which is used only where `peer` is a trusted
-        proxy. What is too long for an address is cut off.
+        proxy. What is too long for an address is cut off, and what is not printable is escaped.
         """
         if forwarded_for and self.trusted(peer):
             for address in reversed(forwarded_for.split(",")):
                 if (address := _without_port(address)) and not self.trusted(address):
-                    return address
+                    return printable(address)
         return peer
 
     def trusted(self, address: str) -> bool:

@@ -30,6 +30,7 @@ def test_what_senders_make_up_is_remembered_in_bounds():
         ("unknown", "unknown"),
         (":80", "10.0.0.1"),
         ("[", "10.0.0.1"),
+        ("\x9b31m\x85!", r"'\x9b31m\x85!'"),  # what a terminal obeys is not to be in a log
     ],
 )
 def test_a_port_is_no_part_of_an_address(forwarded, sender):
