@@ -283,6 +283,8 @@ class DeliveryInFlight(InFlight):
             self._give_up(error)
 
     def _too_late(self) -> None:
+        if self.mode == "accept":  # the broker has it: the answer waits for the journal only
+            return
         self._stop_waiting()
         self._on_unattended()
         self._revoke()

@@ -445,6 +445,9 @@ ENDS = {
     "accepted": End("/accept confirm .", (202,)),
     "no answer": End("/ confirm odd", (502,)),
     "accepted while the journal is away": End(accepted_while_the_journal_is_away, (202,)),
+    "accepted while the journal is away at the deadline": End(
+        "silent /accept . confirm expire later .", (202,)
+    ),
     "gone while the journal is away": End(gone_while_the_journal_is_away),
     "too late for its confirm": End("/ /once . expire", (503, 503)),
     "too late for its result": End(
