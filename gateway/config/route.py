@@ -17,7 +17,7 @@ from gateway.config.pointers import KEY, MAX_NAME, Pointer, pointing
 from gateway.config.redaction import Place, Redaction
 from gateway.config.task import FurtherTask, TaskSettings
 from gateway.delivery import PRIVATE_HEADERS, Delivery
-from gateway.errors import RequestError
+from gateway.errors import BadRequest, RequestError
 from gateway.model import Seconds, matching
 from gateway.outcome import SUCCESS, Outcome
 from gateway.sources.base import Source, Verified, listed
@@ -25,6 +25,8 @@ from gateway.sources.base import Source, Verified, listed
 PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path of result URLs; no route may use it.
 RESULTS = "/results/"
+#: The most different events of a batch: each is compared with the events of each route.
+MAX_EVENTS = 1_000
 
 _idempotency = pointing(f"auto|none|{KEY}", "is auto, none, header:NAME or json:/pointer")
 _content_type = matching(
@@ -293,10 +295,13 @@ def taking(routes: Iterable[Route], event: str) -> Iterable[Route]:
     """Return the routes that take `event`, and then those that take a part of it.
 
     A batch has several names, which are joined by commas: a route that takes all of them takes it.
+    Raises `BadRequest` where it has over `MAX_EVENTS` different ones.
     """
     if "," not in event:
         return (route for route in routes if route.takes_event(event))
-    names = event.split(",")
+    names = set(event.split(","))
+    if len(names) > MAX_EVENTS:
+        raise BadRequest(f"The delivery has over {MAX_EVENTS} different events.")
 
     def whole(route: Route) -> bool:
         return route.takes_event(event) or all(map(route.takes_event, names))

@@ -79,7 +79,8 @@ class Endpoint:
 
         `event` is its event, uncut.
 
-        Raises `BadRequest` where there is none, and what a `when` asks for cannot be read.
+        Raises `BadRequest` where there is none, and what a `when` asks for cannot be read, and as
+        `taking` does.
         """
         if self._only is not None:
             return self._only

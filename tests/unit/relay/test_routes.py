@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.route import MAX_EVENTS
 from gateway.config.settings import Config, Route
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest, NotFound
@@ -137,6 +138,13 @@ def test_a_batch_goes_to_the_first_route_that_takes_all_its_events_or_else_one(e
     route = found.route(delivery(event[:255]), event)
     assert (route and route.task) == task
     assert found.routed(event) == (task is not None)
+
+
+def test_a_batch_of_more_events_than_can_be_looked_at_in_time_is_refused():
+    found = endpoint(Route(path="/", source="forge", events=["push"]), sources=SOURCES)
+    assert found.route(delivery(), "," * 100_000) is None
+    with pytest.raises(BadRequest, match="over 1000 different events"):
+        found.route(delivery(), ",".join(map(str, range(MAX_EVENTS + 1))))
 
 
 WHEN = {"json:/id": "*", "header:x-env": "live"}
