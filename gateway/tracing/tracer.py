@@ -26,7 +26,7 @@ from gateway.celery_message import Message
 from gateway.clock import monotonic_ns, time_ns
 from gateway.config.route import RESULTS
 from gateway.config.settings import Config
-from gateway.delivery import Request, traceparent_of
+from gateway.delivery import Request, recorded_trace, traceparent_of
 from gateway.tracing.trace import PUBLISH, WAIT, Trace
 
 log = logging.getLogger(__name__)
@@ -99,9 +99,8 @@ class Tracer:
         It is a part of the trace in `traceparent`, if that is sampled; `began` is in nanoseconds
         since the epoch.
         """
-        _, trace_id, parent_id, flags = traceparent.split("-")
-        if int(flags, 16) & TraceFlags.SAMPLED:
-            ids = int(trace_id, 16), int(parent_id, 16)
+        if trace_id := recorded_trace(traceparent):
+            ids = int(trace_id, 16), int(traceparent.split("-")[2], 16)
             span = self._spans.late(*ids, method, attributes, error, (began, time_ns()))
             self._processor.on_end(span)
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from gateway.cli.configuration import configure
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
-from gateway.tracing.tracer import Spans
+from gateway.tracing.tracer import Spans, Tracer
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])
@@ -53,3 +53,22 @@ def test_a_late_answer_has_a_span_in_its_deliverys_trace(error):
     assert span.attributes.get("error.type", "") == error
     assert span.attributes["http.route"] == "/slack"
     assert span.status.is_unset == (not error)
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "number"),
+    [
+        (f"00-{5:032x}-{6:016x}-01", 1),
+        (f"00-{5:032x}-{6:016x}-00", 0),
+        # Of its sender, from while nothing was traced: a later version may have further fields.
+        (f"cc-{5:032x}-{6:016x}-01-what-comes", 1),
+    ],
+)
+def test_a_late_answer_is_in_the_trace_of_any_traceparent(traceparent, number, monkeypatch):
+    tracer, spans = Tracer(Config(trace_sample=1)), []
+    monkeypatch.setattr(tracer._processor, "on_end", spans.append)
+
+    tracer.late(traceparent, "POST", {}, "", 1)
+
+    assert [(each.context.trace_id, each.parent.span_id) for each in spans] == [(5, 6)] * number
+    tracer._processor.shutdown()
