@@ -177,8 +177,8 @@ class Traced(Protocol):
 
     ``status`` is that of its answer; 0 means that its sender had disconnected. ``error`` is the
     type of the error that was the answer, or "". ``path`` is its route's, ``message`` that of its
-    own task, if there is one. ``joined``: its task is another try's. ``kept_request`` is without
-    what is not to be kept.
+    own task, if there is one. ``joined``: its task is another try's. ``kept_request``, and what
+    `recorded` makes of its message, are without what is not to be kept.
     """
 
     trace: Trace
@@ -217,6 +217,7 @@ class Spans:
         """
         trace = traced.trace
         method = traced.request.method if traced.request.method in _KNOWN else _OTHER
+        kept = None if traced.message is None else traced.recorded(traced.message)
         own = _context(trace.trace_id, int(trace.span_id, 16))
         sender = None
         if trace.parent_id:
@@ -226,7 +227,7 @@ class Spans:
             context=own,
             parent=sender,
             resource=self._resource,
-            attributes=_attributes(traced, method),
+            attributes=_attributes(traced, method, kept),
             kind=SpanKind.SERVER,
             status=_ERROR if traced.status >= 500 else _UNSET,
             start_time=epoch + int(traced.request.arrived * 1e9),
@@ -241,7 +242,7 @@ class Spans:
                     context=_context(trace.trace_id, getrandbits(64)),
                     parent=own,
                     resource=self._resource,
-                    attributes=self._of_step(step, traced),
+                    attributes=self._of_step(step, traced, kept),
                     kind=SpanKind.PRODUCER if step == PUBLISH else SpanKind.INTERNAL,
                     status=_UNSET,
                     start_time=epoch + began,
@@ -276,19 +277,21 @@ class Spans:
             instrumentation_scope=_SCOPE,
         )
 
-    def _of_step(self, step: str, traced: Traced) -> dict[str, AttributeValue]:
+    def _of_step(
+        self, step: str, traced: Traced, kept: Message | None
+    ) -> dict[str, AttributeValue]:
         """Return the attributes of a step's span."""
         message = traced.message
         if step == WAIT:
             return {"gateway.task.id": traced.task_id, "gateway.joined": traced.joined}
-        if step != PUBLISH or message is None:
+        if step != PUBLISH or message is None or kept is None:
             return {}
         return {
             "messaging.system": self._system,
             "messaging.operation.name": "publish",
             "messaging.operation.type": "send",
-            "messaging.destination.name": _text(message.options.exchange or message.queue),
-            "messaging.rabbitmq.destination.routing_key": _text(message.queue),
+            "messaging.destination.name": _text(kept.options.exchange or kept.queue),
+            "messaging.rabbitmq.destination.routing_key": _text(kept.queue),
             "messaging.message.id": traced.task_id or message.task_id,
             "messaging.message.body.size": len(message.body),
             "celery.task_name": message.task,
@@ -299,7 +302,7 @@ def _context(trace_id: str, span_id: int, is_remote: bool = False) -> SpanContex
     return SpanContext(int(trace_id, 16), span_id, is_remote, _SAMPLED)
 
 
-def _attributes(traced: Traced, method: str) -> dict[str, AttributeValue]:
+def _attributes(traced: Traced, method: str, kept: Message | None) -> dict[str, AttributeValue]:
     request, status = traced.kept_request, traced.status
     # The rest of a result's URL is a secret, and any query may have one.
     path = f"{RESULTS}-" if request.path.startswith(RESULTS) else request.path
@@ -322,12 +325,11 @@ def _attributes(traced: Traced, method: str) -> dict[str, AttributeValue]:
     found |= {name: value for name, value in ids.items() if value}
     if traced.joined:
         found["gateway.joined"] = True
-    if traced.message is not None:
-        delivery = traced.recorded(traced.message).delivery
+    if kept is not None:
         found |= {
-            f"gateway.{name}": _text(delivery[name])
+            f"gateway.{name}": _text(kept.delivery[name])
             for name in ("source", "event")
-            if delivery[name]
+            if kept.delivery[name]
         }
     return found
 

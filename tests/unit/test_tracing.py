@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
 
+from gateway.celery_message import Message
 from gateway.cli.configuration import configure
+from gateway.config.redaction import Redaction
 from gateway.config.settings import Config
+from gateway.delivery import Delivery, Request
 from gateway.errors import ConfigError
+from gateway.tracing.trace import PUBLISH, Trace
 from gateway.tracing.tracer import Spans, Tracer
 
 
@@ -72,3 +77,28 @@ def test_a_late_answer_is_in_the_trace_of_any_traceparent(traceparent, number, m
 
     assert [(each.context.trace_id, each.parent.span_id) for each in spans] == [(5, 6)] * number
     tracer._processor.shutdown()
+
+
+def test_a_value_that_is_not_kept_is_in_no_span():
+    # Given a delivery whose event is not to be kept, and names its queue,
+    body, text = b'{"type": "mark-4711"}', "mark-4711"
+    delivery = Delivery("d", "/p", {}, {}, "", {}, body, "", 0.0, "partner", text)
+    redacted = Redaction(["json:/type"]).of(delivery)
+    request = Request("POST", "/p", "", {}, body, "", 0.0, 0.0)
+    call = b'[[{}, {}, ""], {}, {}]'
+    trace = Trace("5" * 32, "6" * 16, "", sampled=True)
+    trace.begin(PUBLISH)
+    traced: Any = Namespace(
+        trace=trace, request=request, kept_request=redacted.request(request), status=200, error="",
+        delivery_id="d", task_id="t", joined=False, path="/p", recorded=redacted.message,
+        message=Message("t", "shop.run", f"orders.{text}", call, delivery.table(False)),
+    )  # fmt: skip
+
+    # when its spans are made,
+    spans = list(Spans(Resource({}), "rabbitmq").make(traced, 2, 0))
+
+    # then none of them has it.
+    assert [each.name for each in spans] == ["POST /p", "publish"]
+    assert text not in repr([each.attributes.items() for each in spans])
+    assert spans[1].attributes["messaging.destination.name"] == "orders.[redacted]"
+    assert spans[1].attributes["messaging.message.body.size"] == len(call)
