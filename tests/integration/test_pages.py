@@ -177,6 +177,10 @@ def test_deliveries_are_found_by_what_the_url_says(gateway):
     assert re.fullmatch(r"deliveries\?since=20[0-9T%A.-]+Z&amp;state=failed", shared[1])
     status, _, page = ask(gateway, "/deliveries?status=nine")
     assert status == 400 and "is not a status" in page
+    for path in ("/", "/deliveries"):
+        status, _, page = ask(gateway, f"{path}?route=%ff")
+        assert status == 400 and "Invalid unicode in route" in page
+    assert ask(gateway, "/?route=%ff", "")[0] == 401 and "Traceback" not in gateway.output()
 
 
 def test_older_ones_follow_by_a_cursor(gateway):

@@ -153,7 +153,7 @@ class View(Guarded):
 
     path: ClassVar[str] = ""
     template: ClassVar[str] = ""
-    ranged: ClassVar[bool] = False
+    ranged = False
     #: What the navigation says of pages; nothing to who may not see them.
     marks: Mapping[str, str] = MappingProxyType({})
 
@@ -294,6 +294,7 @@ class View(Guarded):
             kind = error.type if isinstance(error, APIError) else ""
             self.finish({"type": kind, "detail": detail})
             return
+        self.ranged = False  # its links have the query, which may be what is wrong
         template = "locked.html" if status == 401 else "error.html"
         self.render(template, problem=HTTPStatus(status).phrase, detail=detail)
 
