@@ -38,7 +38,7 @@ TABS = (
      ",".join((states.RECEIVED, states.ACCEPTED, states.RUNNING, states.REPLAYED))),
     ("Ignored", states.IGNORED, states.IGNORED),
 )  # fmt: skip
-_WORDS = re.compile(rf'({"|".join(PARTS)}):("[^"]*"|\S+)')
+_WORDS = re.compile(rf'(?<!\S)({"|".join(PARTS)}):("[^"]*"|\S+)')
 
 
 class Shown(PageWanted):
@@ -50,7 +50,7 @@ class Shown(PageWanted):
 def typed(text: str) -> dict[str, str]:
     """Return the filters that somebody has typed: ``route:/orders* refund``."""
     found = {name: value.strip('"') for name, value in _WORDS.findall(text)}
-    rest = " ".join(_WORDS.sub("", text).split())
+    rest = " ".join([found.pop("text", ""), *_WORDS.sub("", text).split()]).strip()
     return found | ({"text": rest} if rest else {})
 
 

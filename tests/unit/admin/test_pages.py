@@ -325,6 +325,9 @@ def test_what_is_typed_becomes_filters():
     assert typed('route:/a* refund status:5xx event:"a b" 4711') == {
         "route": "/a*", "status": "5xx", "event": "a b", "text": "refund 4711",
     }  # fmt: skip
+    # A word that ends like a filter's name is none, and what is searched for is all of it.
+    assert typed("context:4711 http://x/?status:5") == {"text": "context:4711 http://x/?status:5"}
+    assert typed('text:"a b" c') == {"text": "a b c"} and typed('text:""') == {}
     assert first_commands(Config(routes=[])) == []
     assert first_commands(Config()) == ["curl --data hello http://127.0.0.1:8000/"]
 
