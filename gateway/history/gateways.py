@@ -88,8 +88,10 @@ class Line(BaseModel):
     routes: dict[str, str] = {}
     """of each path a digest of its routes"""
     settings: dict[str, Any] = {}
+    seconds: float = 60.0
+    """of the last minute, for which it ran"""
     rate: float = 0.0
-    """requests a second, in the last minute, as the next ones"""
+    """requests a second, in this time, as the next ones"""
     failed: int = 0
     refused: int = 0
     p50: float | None = None
@@ -304,8 +306,9 @@ class Gateways:
         received = [round(slot.rate, 2) if slot.seconds else None for slot in slots]
         return self._about.model_copy(update={
             "address": self._address, "started": self._started, "ready": ready,
-            "ahead": self._ahead, "rate": round(minute.rate, 2), "failed": minute.failed,
-            "refused": minute.refused, "p50": minute.quantile(0.5), "p99": minute.quantile(0.99),
+            "ahead": self._ahead, "seconds": round(minute.seconds, 1),
+            "rate": round(minute.rate, 2), "failed": minute.failed, "refused": minute.refused,
+            "p50": minute.quantile(0.5), "p99": minute.quantile(0.99),
             "waiting": round(minute.waiting, 2), "received": received[-_POINTS:],
         })  # fmt: skip
 

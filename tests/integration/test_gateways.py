@@ -112,9 +112,12 @@ def test_each_sees_the_other_and_by_what_it_differs(two, rabbitmq, redis):
 
 def test_one_that_is_killed_is_lost_and_one_that_ends_is_gone(two, redis):
     assert poll(lambda: len(two.told()["gateways"]) == 2, SOON)
+    other = f"{two.first.admin_url}/?gateway={two.told(two.second)['asked']}"
+    assert fetch(other).status == 200
     two.second.kill()
     assert poll(lambda: two.kinds() == {"lost": True}, SOON)
     assert "has not been heard of" in two.warnings()[0] and "is lost" in two.page()
+    assert fetch(other).status == 404  # and no figures of this one
     two.second.restart()
     assert poll(lambda: two.kinds() == {}, SOON)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from gateway.admin.api.operations import APIError
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.deliveries import first_commands
 from gateway.admin.pages.view import View
@@ -130,8 +131,12 @@ class Overview(View):
     def _chosen(self) -> list[Line]:
         """Return the lines of the chosen gateways; none: this one's history is shown."""
         name, gateways = self.get_query_argument("gateway", ""), self.shared.gateways
+        if name in ("", gateways.own.name):
+            return []
         lines = [each for each in gateways.lines if name in (each.name, _ALL) and not each.lost]
-        return [] if name in ("", gateways.own.name) else lines
+        if not lines:
+            raise APIError(404, "not-found", f"The gateway {name} is not heard of now.")
+        return lines
 
     def _figures(self, slots: Sequence[Slot]) -> dict[str, Any]:
         now = total(self.shared.history.read("10m")[-60:])
@@ -193,6 +198,7 @@ def _shares(row: dict[str, Any], grouped: bool) -> Iterator[Trouble]:
 def summed(lines: Sequence[Line]) -> dict[str, Any]:
     """Return the figures of gateways together, by what each tells; latencies are the worst."""
     rate = sum(each.rate for each in lines)
+    received = sum(each.rate * each.seconds for each in lines)
     bad = sum(each.failed + each.refused for each in lines)
     points = zip(*(each.received for each in lines), strict=False)  # of any version
     worst = {
@@ -202,7 +208,7 @@ def summed(lines: Sequence[Line]) -> dict[str, Any]:
     return worst | {
         "rate": rate, "rates": [sum(filter(None, some)) for some in points] or [0.0],
         "usual": dict.fromkeys(("rate", "share", "failed")), "failed": float(bad),
-        "share": max(1 - bad / (60 * rate), 0.0) if rate else None,
+        "share": max(1 - bad / received, 0.0) if received else None,
         "fails": any(each.failed for each in lines),
         "waiting": sum(each.waiting for each in lines), "waits": [],
     }  # fmt: skip

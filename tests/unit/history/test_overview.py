@@ -60,11 +60,11 @@ def test_a_warning_is_said_with_its_remedy_below():
 def test_gateways_are_summed_by_what_they_tell():
     north = Line(name="north", rate=2.0, failed=3, refused=3, p50=0.1, p99=2.0, waiting=1.5,
                  received=[1.0, None, 3.0])  # fmt: skip
-    south = Line(name="south", rate=1.0, p50=0.2, received=[1.0, None])
+    south = Line(name="south", rate=1.0, seconds=30.0, p50=0.2, received=[1.0, None])
     found = summed([north, south])
     assert (found["rate"], found["rates"], found["failed"]) == (3.0, [2.0, 0], 6.0)
     assert (found["p50"], found["p99"], found["waiting"]) == (0.2, 2.0, 1.5)
-    assert found["fails"] and round(found["share"], 4) == round(1 - 6 / 180, 4)
+    assert found["fails"] and round(found["share"], 4) == round(1 - 6 / 150, 4)
     idle = summed([Line(name="idle")])
     assert (idle["share"], idle["p50"], idle["rates"], idle["fails"]) == (None, None, [0.0], False)
 
