@@ -160,7 +160,7 @@ class Config(Model):
     have every request exported"""
     trace_endpoint: str | None = None
     """(default: OpenTelemetry's variables, or `http://localhost:4318`) the collector that gets
-    them, by OTLP over HTTP"""
+    them, by OTLP over HTTP; it is shown, so a token goes into `OTEL_EXPORTER_OTLP_HEADERS`"""
     trace_service: str | None = Field(None, min_length=1)
     """(default: OpenTelemetry's variable, or `celery-gateway`) the service's name in traces"""
     public_url: str | None = None
@@ -259,6 +259,9 @@ class Config(Model):
         if url is None:
             return None
         urls.check(url, ("http", "https"))
+        if not set("@?#").isdisjoint(url):
+            where = "a token goes into OTEL_EXPORTER_OTLP_HEADERS"
+            raise ValueError(f"may not have a user, a query or a fragment, as it is shown; {where}")
         return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
     @field_validator("archive_url")

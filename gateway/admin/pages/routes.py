@@ -22,7 +22,6 @@ from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter
-from gateway.stores.result_store import without_password
 
 #: Settings that mean nothing without another one.
 _NEEDS = {
@@ -90,7 +89,6 @@ def settings(model: BaseModel, without: set[str]) -> list[tuple[str, str, bool, 
     for name, value in model.model_dump(mode="json", exclude=without).items():
         if value not in (None, "", [], {}, False):
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            text = without_password(text) if name.endswith("endpoint") else text
             found.append((name, text, name not in model.model_fields_set, _HIDDEN in text))
     return found
 
