@@ -202,7 +202,7 @@ def test_one_delivery_is_told_in_a_sentence_and_a_timeline(gateway):
     assert "Send again" in told and '"order": 4711' in told and "shop=north" in told
     assert MARKUP not in found[2] and html.escape(MARKUP) in found[2]
     curl = html.unescape(re.search(r'data-copy="([^"]+)" data-key="c"', found[2])[1])
-    assert curl.startswith("curl -X POST") and curl.endswith("/wait/north?a=b'")
+    assert curl.startswith("curl -g -X POST") and curl.endswith("/wait/north?a=b'")
     failed = text(ask(gateway, f"/deliveries/{one(gateway, state='failed')}"))
     assert "ValueError" in failed and "if it repeats what was not taken" in failed
     refused = text(ask(gateway, f"/deliveries/{one(gateway, state='refused')}"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-import shlex
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
@@ -12,13 +12,14 @@ from urllib.parse import quote
 from tornado.http1connection import HTTP1Connection
 from tornado.web import stream_request_body
 
-from gateway import nesting
+from gateway import nesting, shell
 from gateway.admin.api.operations import NOT_REPLAYED, APIError, replay_delivery
 from gateway.admin.api.schema import ReplayWanted
 from gateway.admin.pages.bodies import shown
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting
 from gateway.audit import LOOK, REPLAY
+from gateway.config.route import PARAM
 from gateway.config.settings import Config
 from gateway.journal import entry as states
 from gateway.journal.entry import GONE, OPEN, Entry
@@ -27,6 +28,9 @@ from gateway.journal.replay import replaying, uneditable
 from gateway.sources import of
 
 _MOST = 1 << 18  # bytes of a text that is edited here
+_LONGEST = 64 * 1024  # bytes of a body in a command that is copied
+#: Headers that curl writes by itself.
+_CURLS = frozenset(("host", "content-length", "connection", "accept-encoding"))
 
 #: What became of the task, by states; `{task}` and `{error}` are of the delivery.
 _ENDS = {
@@ -264,45 +268,39 @@ def _worked(entry: Entry) -> list[Event]:
 
 def commands(config: Config, entry: Entry, request: Request | None) -> dict[str, str]:
     """Return the request as curl, and as `gateway send` where it has a source; nothing where it
-    is not kept.
+    is not kept, or longer than what a shell takes.
 
-    Signatures and other secret headers are not kept; `gateway send` makes new ones. Senders have
-    chosen what is in the commands: a shell takes all of it as text.
+    Signatures and other secret headers are not kept; `gateway send` makes new ones.
     """
     if request is None or entry.redacted:
         return {}
-    query, headers, body = request
-    base = config.public_url or f"http://{config.host}:{config.port}"
-    path, delivery = entry.path, entry.delivery
-    for name, value in delivery.get("params", {}).items():
-        path = path.replace(f"{{{name}}}", value)
+    _, headers, body = request
+    data = _raw(body)
+    if data is None or len(data) > _LONGEST:
+        return {}
+    delivery, params = entry.delivery, entry.delivery.get("params", {})
+    filled = PARAM.sub(lambda found: quote(params.get(found[1], found[0]), ""), entry.path)
     text = delivery.get("query_string", "")
-    url = f"{base}{path}" + (f"?{text}" if text else "")
-    raw = isinstance(body, Mapping)  # bytes, as kombu's JSON has them
-    data = "@-" if raw else str(body)
-    lines = "".join(
-        f" -H {_quoted(f'{name}: {value}')}"
-        for name, value in headers.items()
-        if name not in ("host", "content-length", "connection", "accept-encoding")
-    )
-    pipe = f"echo {_quoted(str(body.get('__value__')))} | base64 -d | " if raw else ""
-    kind = "--data-binary" if raw else "--data-raw"
-    method = _quoted(entry.request.get("method", "POST"))
-    made = {"curl": f"{pipe}curl -X {method}{lines} {kind} {_quoted(data)} {_quoted(url)}"}
-    source = delivery.get("source", "")
-    if source and not raw:
-        event = f" --event {_quoted(delivery['event'])}" if delivery.get("event") else ""
-        option = f"--as {_quoted(source)} --config gateway.toml{event}"
-        made["gateway send"] = f"gateway send {option} --data {_quoted(data)} {_quoted(url)}"
+    base = config.public_url or f"http://{config.host}:{config.port}"
+    url = f"{base}{entry.request.get('path', filled)}" + (f"?{text}" if text else "")
+    own = {name: value for name, value in headers.items() if name not in _CURLS}
+    made = {"curl": shell.curl(entry.request.get("method", "POST"), url, own, data)}
+    if source := delivery.get("source", ""):
+        before, argument = shell.argument(data, "-")
+        event = f" --event {shell.quoted(delivery['event'])}" if delivery.get("event") else ""
+        option = f"--as {shell.quoted(source)} --config gateway.toml{event} --data {argument}"
+        made["gateway send"] = f"{before}gateway send {option} {shell.quoted(url)}"
     return made
 
 
-def _quoted(text: str) -> str:
-    """Quote a text for bash or zsh; a control character in it would reach a terminal as a key."""
-    if text.replace("\n", "").isprintable():
-        return shlex.quote(text)
-    plain = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
+def _raw(body: Any) -> bytes | None:
+    """Return the bytes of a body as a call has it; None: they cannot be read."""
+    if isinstance(body, str):
+        return body.encode(errors="replace")
+    try:
+        return base64.b64decode(body["__value__"])
+    except (TypeError, LookupError, binascii.Error):
+        return None
 
 
 #: Query, headers and body, as a task without `args` and `kwargs` gets them.

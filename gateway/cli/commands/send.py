@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from gateway.answer import PROBLEM
-from gateway.cli.outgoing import Outgoing, curl_line, signed_request
+from gateway.cli.outgoing import Outgoing, signed_request
 from gateway.clock import time
 from gateway.config.loading import read_secrets, read_sources
 from gateway.config.problems import explain
 from gateway.delivery import Request
 from gateway.errors import BadRequest, ConfigError, GatewayError, RequestError, Unverified
 from gateway.model import Text
+from gateway.shell import curl
 from gateway.similar import similar
 from gateway.sources import SCHEMES, of, options_class
 from gateway.sources.base import Draft, Source, Verified
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = _source(arguments, url)
     outgoing = _outgoing(source, arguments, url)
     if arguments.curl:
-        print(curl_line(outgoing))
+        print(curl("POST", *outgoing))
         return 0
     status = _send(outgoing, source)
     if status == 400 and arguments.data is None:

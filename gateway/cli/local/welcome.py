@@ -12,11 +12,12 @@ from gateway.cli.checks.finding import listed
 from gateway.cli.checks.parameters import unfit
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
-from gateway.cli.outgoing import curl_line, signed_request
+from gateway.cli.outgoing import signed_request
 from gateway.clock import time
 from gateway.config.loading import named_variables
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.shell import curl
 from gateway.similar import similar
 from gateway.sources import of
 from gateway.sources.base import Draft
@@ -113,4 +114,4 @@ def _message(config: Config, url: str) -> str:
     now = time()
     source = of(options)(options)
     _, body = source.sample("", str(secrets.randbelow(10**15)), now)
-    return curl_line(signed_request(source, Draft(body, url, now)))
+    return curl("POST", *signed_request(source, Draft(body, url, now)))

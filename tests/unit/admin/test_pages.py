@@ -288,36 +288,57 @@ def test_what_is_the_same_is_left_out_where_two_are_compared():
 
 def test_requests_are_copied_as_commands():
     config = Config(port=8000)
-    made = commands(config, ENTRY, ({}, {"host": "h", "x-a": "it's"}, "x y"))
+    made = commands(config, ENTRY, ({}, {"host": "h", "x-a": "it's", "x-b": ""}, "x y"))
     assert made == {
-        "curl": """curl -X POST -H 'x-a: it'"'"'s' --data-raw 'x y' """
+        "curl": """curl -g -X POST -H 'x-a: it'"'"'s' -H 'x-b;' --data-binary 'x y' """
         "'http://127.0.0.1:8000/orders/north?a=b'"
     }
     raw = {"__type__": "base64", "__value__": "/w=="}
-    assert "echo /w== | base64 -d | curl" in commands(config, ENTRY, ({}, {}, raw))["curl"]
+    piped = "echo /w== | base64 -d | "
+    assert commands(config, ENTRY, ({}, {}, raw))["curl"].startswith(f"{piped}curl ")
     signed = replace(ENTRY, delivery={**ENTRY.delivery, "source": "shop", "event": "paid"})
     told = commands(config, signed, ({}, {}, "x"))["gateway send"]
-    assert told.startswith("gateway send --as shop --config gateway.toml --event paid --data x ")
-    assert commands(config, ENTRY, None) == {}
+    send = "gateway send --as shop --config gateway.toml --event paid --data "
+    assert told.startswith(f"{send}x ")
+    assert commands(config, signed, ({}, {}, raw))["gateway send"].startswith(f"{piped}{send}- ")
+    # Each of these would be read from a file, or from the terminal.
+    for text in ("@/etc/passwd", "-", "-h"):
+        for name, command in commands(config, signed, ({}, {}, text)).items():
+            piped = {"curl": "--data-binary @- ", "gateway send": "--data - "}[name]
+            assert command.startswith("echo ") and piped in command
+    params = {"shop": "a b?{x}[1-9]", "x": "no"}
+    odd = replace(ENTRY, delivery={**ENTRY.delivery, "params": params, "query_string": "a=[1-9]"})
+    assert commands(config, odd, ({}, {}, "x"))["curl"].endswith(
+        "--data-binary x 'http://127.0.0.1:8000/orders/a%20b%3F%7Bx%7D%5B1-9%5D?a=[1-9]'"
+    )
+    asked = replace(ENTRY, request={"method": "PUT", "path": "/x%20y", "truncated": False})
+    assert "8000/x%20y?a=b" in commands(config, asked, ({}, {}, "x"))["curl"]
+    assert commands(config, ENTRY, None) == commands(config, ENTRY, ({}, {}, "x" * 70_000)) == {}
+    assert commands(config, ENTRY, ({}, {}, {"__type__": "base64", "__value__": "x"})) == {}
     assert commands(config, replace(ENTRY, redacted=["body"]), ({}, {}, "x")) == {}
 
 
 @pytest.mark.parametrize(
-    "text", ["`id`", "$HOME|id&", "it's", "a\x03\nid\n\x1b[201~", "\x9b\\'$(id)ü"]
+    "text", ["`id`", "$HOME|id&", "it's", "@x", "a\x03\nid\n\x1b[201~", "\x9b\\'$(id)ü", "a\0b"]
 )
 def test_a_copied_command_has_what_a_sender_has_chosen_as_text(text: str, tmp_path: Path):
-    refused = replace(ENTRY, request={"method": text, "path": "/", "truncated": False})
-    made = commands(Config(), refused, ({}, {"x-a": text}, text))["curl"]
+    name = text.replace("\0", "")  # a header cannot have it
+    refused = replace(ENTRY, request={"method": name, "path": "/", "truncated": False})
+    made = commands(Config(), refused, ({}, {"x-a": name}, text))["curl"]
     assert made.replace("\n", "").isprintable()
-    # Given a program that prints what it was called with,
+    # Given a program that prints what it was called with, and what comes through a pipe,
     curl = tmp_path / "curl"
-    curl.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    curl.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\ncat\n")
     curl.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
-    ran = subprocess.run(["bash", "-c", made], env=env, capture_output=True, check=True)
-    url = "http://127.0.0.1:8000/orders/north?a=b"
-    given = ["-X", text, "-H", f"x-a: {text}", "--data-raw", text, url]
-    assert ran.stdout.decode().split("\0")[:-1] == given
+    given = {"env": env, "capture_output": True, "check": True, "stdin": subprocess.DEVNULL}
+    # when the command is run,
+    *found, data, url, piped = subprocess.run(["bash", "-c", made], **given).stdout.split(b"\0", 8)
+    # then nothing in it is more than text.
+    line = f"x-a: {name}"
+    assert [each.decode() for each in found] == ["-g", "-X", name, "-H", line, "--data-binary"]
+    assert (piped if data == b"@-" else data).decode() == text
+    assert url == b"http://127.0.0.1:8000/?a=b"
 
 
 def test_what_is_typed_becomes_filters():
