@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
 def _read(body: Any, headers: Mapping[str, str]) -> tuple[str, Any]:
     """Return what kind of body it is, and its value: what JSON says, or the base64 of bytes."""
-    if isinstance(body, Mapping) and "__type__" in body:
+    if _is_bytes(body):
         return "bytes", str(body.get("__value__", ""))
     if not isinstance(body, str):
         return "JSON", body
@@ -47,11 +47,16 @@ def _read(body: Any, headers: Mapping[str, str]) -> tuple[str, Any]:
     return "form" if "form-urlencoded" in headers.get("content-type", "") else "text", body
 
 
+def _is_bytes(body: Any) -> bool:
+    return isinstance(body, Mapping) and "__type__" in body
+
+
 def shown(body: Any, headers: Mapping[str, str]) -> Shown:
-    """Return a body of a call as it can be read."""
-    size = len((body if isinstance(body, str) else json.dumps(body)).encode(errors="replace"))
-    if isinstance(body, str) and len(body) > _MOST:
-        return Shown("text", f"<pre>{_text(body[:_MOST])}</pre>", size, cut=True)
+    """Return a body of a call, or all of a call, as it can be read."""
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    size = len(text.encode(errors="replace"))
+    if len(text) > _MOST and not _is_bytes(body):
+        return Shown("text", f"<pre>{_text(text[:_MOST])}</pre>", size, cut=True)
     kind, value = _read(body, headers)
     if kind == "bytes":
         return _bytes(value)

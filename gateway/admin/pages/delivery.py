@@ -76,13 +76,13 @@ class OneDelivery(View):
         if bodies:
             self.audit(LOOK, id=entry.id)
         answered, worked = timeline(self.config, entry)
-        args, kwargs = entry.arguments()
+        args, kwargs = entry.arguments() if bodies else ([], {})
         request = _request(args, kwargs)
+        call = {"args": args, "kwargs": kwargs} if bodies and entry.call else None
         return {
             "answered": answered, "bodies": bodies, "entry": entry, "worked": worked,
             "body": request and shown(request[2], request[1]),
-            "call": shown({"args": args, "kwargs": kwargs}, {}) if entry.call else None,
-            "commands": commands(self.config, entry, request) if bodies else {},
+            "call": call and shown(call, {}), "commands": commands(self.config, entry, request),
             "editable": self.may("act") and not uneditable(self.config, entry),
             "facts": facts(entry, self.may("bodies")), "headers": request[1] if request else {},
             "open": entry.state in OPEN, "done": entry.state in states.DONE,

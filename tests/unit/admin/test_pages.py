@@ -96,6 +96,8 @@ def test_a_large_body_is_cut_and_a_deep_one_does_not_fold_for_ever():
     large = shown("x" * 300_000, {})
     assert large.cut and large.size == 300_000 and len(large.markup) < 250_000
     assert shown({"__type__": "x", "__value__": base64.b64encode(b"x" * 9_000).decode()}, {}).cut
+    call = shown({"args": [[1] * 500_000], "kwargs": {}}, {})  # it would be as many elements
+    assert call.cut and call.size > 1_000_000 and len(call.markup) < 250_000
     deep = shown("[" * 60 + '"' + "x" * 100 + '"' + "]" * 60, {})
     assert deep.markup.count("<details") < 30
     assert shown("[" * 100_000, {}).kind == "text, no valid JSON"
