@@ -55,6 +55,16 @@ source = "forge"
 task = "lifecycle.run"
 """
 _STATES = "[...document.querySelectorAll('[data-row] td.s')].map(c => c.textContent.trim())"
+#: Is the end of the sentence about a delivery written from the left to the right?
+_FORWARDS = """(() => {
+  const range = new Range(), text = document.querySelector(".lead").lastChild;
+  const left = at => {
+    range.setStart(text, at);
+    range.setEnd(text, at + 1);
+    return range.getBoundingClientRect().left;
+  };
+  return left(3) < left(4);
+})()"""
 #: Errors of the console that have to be there: a page that is locked, and one that there is not.
 _EXPECTED = ("401 (Unauthorized)", "404 (Not Found)")
 
@@ -229,6 +239,12 @@ def use(page: Page, directory: Path) -> Iterator[str]:
 def looked_at(page: Page, pictures: Path | None, axe: str) -> Iterator[str]:
     """Lay each page out in each way; yield what is wrong."""
     first = "document.querySelector('a.row').getAttribute('href')"
+    page.open("/deliveries?state=failed")
+    page.until("document.querySelectorAll('a.row').length == 1")
+    odd = page.run(first)
+    page.open(f"/{odd}")
+    if not page.run(_FORWARDS):
+        yield "an error turns what follows it"
     page.open("/deliveries?text=edited")
     copy = page.run(first)
     page.open("/deliveries?state=succeeded")
@@ -239,6 +255,7 @@ def looked_at(page: Page, pictures: Path | None, axe: str) -> Iterator[str]:
         "deliveries": "/deliveries",
         "filtered": "/deliveries?state=failed&since=2h&route=/no*",
         "delivery": f"/{one}",
+        "odd": f"/{odd}",
         "edit": f"/{one}/edit",
         "compare": f"/{copy}/compare",
         "edited": f"/{copy}",
@@ -284,6 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with browser() as tab, served(directory) as (_, _, gateway), loaded(gateway):
                 page = Page(tab, gateway.admin_url)
                 found += use(page, directory)
+                asyncio.run(send(gateway, "/orders", "rambles"))
                 found += looked_at(page, options.pictures, axe)
         except BrowserError as exc:
             found.append(str(exc))

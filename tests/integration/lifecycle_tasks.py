@@ -1,7 +1,8 @@
 """A task that succeeds, fails, hangs or ends its worker, as the first word of its body says.
 
 It notes each run that was not a failure. ``fails`` fails until the file `REPAIRED` is in the
-directory LIFECYCLE_DIRECTORY, ``hangs`` waits there for the file `RELEASED`.
+directory LIFECYCLE_DIRECTORY, ``hangs`` waits there for the file `RELEASED`. ``rambles`` fails with
+a word that is longer than a line, and that turns the direction of what follows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def run(query: dict[str, str], headers: dict[str, str], body: str) -> str:
     kind = body.partition(" ")[0]
     if kind == "fails" and not (directory / REPAIRED).exists():
         raise RuntimeError("not repaired yet")
+    if kind == "rambles":
+        raise RuntimeError("\u202e" + "x" * 400)
     if kind == "hangs":
         poll((directory / RELEASED).exists, LONGEST)
     if kind == "kills":
