@@ -29,7 +29,7 @@ from tests.integration.lifecycle_tasks import REPAIRED
 from tests.pages import SCHEMES, SCREENS, Browser, BrowserError, browser, laid_out
 from tests.support.stack import Server, Stack
 
-TOKEN = "of-this-page-only"
+TOKEN = "of-this-page-only-ü€"
 SECRET = "sesame"
 #: The event of a delivery, which is no markup.
 EVENT = "<script>document.title = 'run'</script>"
@@ -119,10 +119,15 @@ class Page:
     def unlock(self) -> None:
         """Open the list of deliveries, which asks for the token."""
         self.open("/deliveries")
-        self.fill("[data-unlock] input", TOKEN)
-        self.click("[data-unlock] button")
+        self._try("wrong")
+        self.until("/not the token/.test(document.querySelector('[data-told]').textContent)")
+        self._try(TOKEN)
         self.until("document.querySelectorAll('[data-row]').length > 10")
         self.until("document.readyState == 'complete'")
+
+    def _try(self, token: str) -> None:
+        self.fill("[data-unlock] input", token)
+        self.click("[data-unlock] button")
 
     def errors(self) -> Iterator[str]:
         """Yield what the console has told since the page was opened."""

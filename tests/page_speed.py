@@ -204,7 +204,7 @@ def p95(times: Sequence[float]) -> float:
 def asked(gateway: Server, query: str) -> float:
     """Ask the API for a page of deliveries; return the ms."""
     url = f"{gateway.admin_url}/api/deliveries?{query}"
-    request = Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
+    request = Request(url, headers={"Authorization": f"Bearer {TOKEN}".encode().decode("latin-1")})
     begin = time.perf_counter()
     with urlopen(request) as answer:
         answer.read()

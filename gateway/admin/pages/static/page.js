@@ -139,11 +139,12 @@ async function act(button) {
 one("[data-unlock]")?.addEventListener("submit", async event => {
   event.preventDefault();
   const form = event.target;
+  const token = String.fromCharCode(...new TextEncoder().encode(one("input", form).value)); // a header has bytes
   try {
-    await post(form.dataset.unlock, {Authorization: `Bearer ${one("input", form).value}`});
+    await post(form.dataset.unlock, {Authorization: `Bearer ${token}`});
     location.reload();
-  } catch {
-    tell("That is not the token.", true);
+  } catch (error) {
+    tell(error.type === "unauthorized" ? "That is not the token." : error.message, true);
   }
 });
 
