@@ -24,6 +24,7 @@ from gateway.process import health
 from gateway.process.counters import Exemplar, Labels, Series, Totals
 from gateway.process.supervisor import Supervisor
 
+_OPEN = "application/openmetrics-text"
 #: When this process has begun, in seconds since the epoch.
 STARTED = time()
 
@@ -135,7 +136,8 @@ def expose(collected: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
 
     Returns it with its content type. Only OpenMetrics has exemplars.
     """
-    encode, content_type = choose_encoder(accept)
+    # The library fails where a version in the header is none.
+    encode, content_type = choose_encoder(_OPEN if _OPEN in accept else "")
     return encode(_Collector(collected)), content_type
 
 

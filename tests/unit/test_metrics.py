@@ -408,6 +408,24 @@ def exemplars(totals: Totals) -> dict[tuple[str, str], dict]:
     }
 
 
+@pytest.mark.parametrize(
+    ("accept", "name"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*;;, text/plain; version=x", "text/plain; version=0.0.4"),
+        (OPEN_METRICS, OPEN_METRICS),
+        ("application/openmetrics-text; version=x", OPEN_METRICS),
+        # What Prometheus asks for.
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/"
+         "openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,*/*;q=0.1",
+         OPEN_METRICS),
+    ],
+)  # fmt: skip
+def test_whatever_is_asked_for_is_one_of_two_formats(accept, name):
+    _, content_type = expose(families(Totals(), OWN), accept)
+    assert content_type == f"{name}; charset=utf-8"
+
+
 def test_openmetrics_has_the_last_trace_of_each_bucket(counting):
     one, other = counting(), counting()
     for counted in (one, other):
