@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from gateway import background
 from gateway.answer import JSON
-from gateway.clock import time
+from gateway.clock import monotonic, time
 from gateway.config.notify import Notify
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -252,14 +252,15 @@ class Notifier:
         self._messenger = Messenger(config.notify)
         self._store, self._metrics = store, metrics
         self._task: asyncio.Task[None] | None = None
+        self._next = 0.0  # when the next message may be sent (monotonic)
 
     async def stop(self) -> None:
         await background.stop(self._task)
         self._messenger.close()
 
     def tell(self) -> None:
-        """Begin to tell what there is, unless that is under way."""
-        if self._task is None or self._task.done():
+        """Begin to tell what there is, unless that is under way, or has been a short time ago."""
+        if (self._task is None or self._task.done()) and monotonic() >= self._next:
             self._task = asyncio.create_task(self._tell(), name="failures are told")
 
     async def _tell(self) -> None:
@@ -278,6 +279,8 @@ class Notifier:
                 self._metrics.add(FAILED)
                 log.warning("a message about failures cannot be sent: %s", exc)
                 names, problem = {}, str(exc) or "the reason is not known"
+            # Also where the store does not take what follows, as a Redis that is full.
+            self._next = monotonic() + self._every
             await self._store.told(names, self._every, problem)
         except GatewayError as exc:  # of the store, whose errors are logged by what counts
             log.debug("failures cannot be told: %s", exc)

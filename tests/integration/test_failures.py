@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -403,3 +404,26 @@ async def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
     await store.stop()
     assert metrics.get(telling.FAILED) == 0
     metrics.close()
+
+
+async def test_a_message_that_cannot_be_noted_is_not_sent_again_at_once(client, redis_server):
+    async with recorder() as (server, url):
+        # Given something to be told, and a store that does not take what was told,
+        config, metrics = Config(state_url=redis_server.url, journal=10), Metrics(routes=["/"])
+        store = JournalStore(config)
+        await store.start()
+        await fail(store, "A")
+        await store.count(await store.failing("test", 60.0, 9) or (), True)
+        store.told = full = AsyncMock(side_effect=GatewayError("Redis is full"))
+        notifier = telling.Notifier(notify("slack", url), store, metrics)
+
+        # when it is told, and is to be told a second later,
+        for _ in range(2):
+            notifier.tell()
+            await asyncio.wait([notifier._task])
+
+        # then one message was sent.
+        assert (len(server.seen), full.await_count) == (1, 1)
+        await notifier.stop()
+        await store.stop()
+        metrics.close()
