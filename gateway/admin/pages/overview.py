@@ -60,7 +60,8 @@ class Overview(View):
         slots = read(self.range, group=_GROUP[self.range])
         rows, gateways = self._routes(), self.shared.gateways
         chosen = self._chosen()
-        first, last = slots[0].time, slots[-1].time
+        step = slots[1].time - slots[0].time
+        first, last = slots[0].time, slots[-1].time + step
         begun = [each for each in self.shared.starts if first < each[0]]
         names = (each.name for each in gateways.lines if each.name != gateways.own.name)
         return {
@@ -73,7 +74,7 @@ class Overview(View):
             "queues": most_waiting(look), "rows": rows, "share": share, "spark_of": self._spark,
             "span": {"10m": "10 minutes", "6h": "6 hours", "14d": "14 days"}[self.range],
             "over": marked([min((at - first) / (last - first), 1.0) for at, _ in begun]),
-            "step": lasting(slots[1].time - slots[0].time, 1),
+            "step": lasting(step, 1),
             "troubles": await self._troubles(answers, rows),
             "well": _well_since(read("6h")),
             "ready": health.ready(answers) and not self.supervisor.draining,
@@ -278,7 +279,7 @@ def _plots(slots: Sequence[Slot]) -> dict[str, Any]:
             ("warn", [slot.refused for slot in slots]),
         )
     ]
-    first, last = slots[0].time, slots[-1].time
+    first, last = slots[0].time, 2 * slots[-1].time - slots[-2].time
     return {
         "rate": line(rates, most, filled=True), "most": most, "counts": counts, "slow": slow,
         "highest": max([5.0, *map(sum, zip(*(values for _, values in counts), strict=True))]),
@@ -288,12 +289,12 @@ def _plots(slots: Sequence[Slot]) -> dict[str, Any]:
 
 
 def line(values: Sequence[float | None], top: float, kind: str = "", filled: bool = False) -> str:
-    """Draw values from 0 to `top`; there is a gap where one is None."""
-    step, top = _WIDTH / max(len(values) - 1, 1), top or 1.0
+    """Draw values from 0 to `top`, each in the middle of its slot; there is a gap for a None."""
+    step, top = _WIDTH / max(len(values), 1), top or 1.0
     parts: list[list[tuple[float, float]]] = [[]]
     for at, value in enumerate(values):
         if value is not None:
-            parts[-1].append((at * step, _HEIGHT - 1 - (_HEIGHT - 2) * value / top))
+            parts[-1].append(((at + 0.5) * step, _HEIGHT - 1 - (_HEIGHT - 2) * value / top))
         elif parts[-1]:
             parts.append([])
     drawn = ""

@@ -55,7 +55,7 @@ class Routes(View):
             })  # fmt: skip
         opened = self.get_query_argument("open", "")
         found: list[Entry] = []
-        if opened in answers:
+        if opened and opened in answers:  # "": those that no route has taken
             since = datetime.fromtimestamp(time(), UTC) - _AGE
             found, _ = await self.latest(Filter(route=opened, since=since), _NEWEST, PATIENCE)
         return {

@@ -113,6 +113,7 @@ def ago(at: float | str, now: float) -> str:
 
 def lasting(seconds: float, units: int = 2) -> str:
     """Write a length of time: ``11.2 ms``, ``1.4 s``, ``6 min 12 s``."""
+    seconds = max(seconds, 0.0)  # clocks may differ
     if seconds < 1 and units > 1:
         return f"{seconds * 1000:,.1f} ms"
     if seconds < 10 and units > 1:

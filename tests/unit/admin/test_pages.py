@@ -118,7 +118,7 @@ def test_what_is_shown_of_a_body_is_in_proportion_to_it():
     ("seconds", "text"),
     [
         (0.0112, "11.2 ms"), (1.44, "1.4 s"), (59.0, "59 s"), (372.0, "6 min 12 s"),
-        (3600.0, "1 h"), (90_061.0, "1 d 1 h"),
+        (3600.0, "1 h"), (90_061.0, "1 d 1 h"), (-7.0, "0.0 ms"),
     ],
 )  # fmt: skip
 def test_lengths_of_time(seconds, text):

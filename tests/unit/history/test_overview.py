@@ -10,6 +10,7 @@ from gateway.admin.pages.asked import Look
 from gateway.admin.pages.failures import before
 from gateway.admin.pages.overview import line, marked, most_waiting, not_done, share, summed
 from gateway.admin.pages.view import Shared
+from gateway.admin.pages.widgets import bars
 from gateway.history.gateways import Line
 from gateway.history.ring import FIRST, STATUSES, WIDTH, Slot
 from gateway.journal.groups import About, Group
@@ -32,15 +33,18 @@ def test_a_share_is_known_only_where_there_were_requests():
 def test_a_line_has_a_gap_where_nothing_is_known_and_one_point_is_seen():
     drawn = line([1.0, 2.0, None, 2.0, 0.0], 2.0, filled=True)
     assert drawn.count("<polyline") == drawn.count("<polygon") == 2
-    assert 'points="0.0,28.0 250.0,1.0"' in drawn
-    assert 'points="250.0,1.0 375.0,1.0"' in line([None, 2.0, None, None, None], 2.0)
+    assert 'points="100.0,28.0 300.0,1.0"' in drawn
+    assert 'points="300.0,1.0 400.0,1.0"' in line([None, 2.0, None, None, None], 2.0)
     assert line([None, None], 0.0) == "" and "nan" not in line([0.0, 0.0], 0.0)
 
 
 def test_the_plots_have_one_axis_and_scales_of_their_own():
     slots = [slot(60.0 * at, s2xx=60, s503=at) for at in range(9)] + [slot(540.0, 0.0)]
     plots = overview._plots(slots)
-    assert plots["axis"] == [0.0, 180.0, 360.0, 540.0]
+    assert plots["axis"] == [0.0, 200.0, 400.0, 600.0]
+    # The second slot of ten has one place in bars and lines, and so has what is marked there.
+    assert '<rect class="bad" x="100.00"' in bars(plots["counts"], "", overview._WIDTH)
+    assert 'points="50.0,56 50.0,7.4 150.0,' in plots["rate"] and 'x1="150.0"' in marked([0.15])
     assert plots["most"] == 68 / 60 and plots["highest"] == 8.0 and 0.02 < plots["slow"] < 0.03
     assert [kind for kind, _ in plots["counts"]] == ["bad", "warn"]
 
