@@ -44,7 +44,11 @@ def unpacked(bits: int) -> int:
 
 @dataclass(slots=True)
 class Slot:
-    """What has come in the seconds after ``time`` (epoch), of which ``seconds`` were watched."""
+    """What has come after ``time`` (epoch), in ``seconds`` that were watched.
+
+    They are more than the slot has where what came in others was counted late, or the clock was set
+    back.
+    """
 
     time: float
     seconds: float
@@ -101,7 +105,7 @@ class Ring:
         self.step, self.length = step, length
         #: The number of the newest slot: its time (epoch), divided by `step`.
         self.newest = 0
-        #: How many seconds of each slot were watched.
+        #: How many seconds each slot has the counts of.
         self.watched = array("f", bytes(4 * length))
         self._counts: dict[str, array[int]] = {}
         self._sums: dict[str, list[float]] = {}  # of the newest slot, not rounded
@@ -113,7 +117,7 @@ class Ring:
         """
         self._go_to(int(time // self.step))
         at = self.newest % self.length
-        self.watched[at] = min(self.watched[at] + seconds, self.step)
+        self.watched[at] += seconds
         start = at * WIDTH
         for route, counted in by_route.items():
             counts = self.of(route)

@@ -279,7 +279,9 @@ class Past(BaseModel):
     routes: list[str] = Field(description="those that are counted apart; all others are `others`")
     step: int = Field(description="seconds of a slot")
     since: str = Field(description="when the first slot begins, in ISO 8601")
-    seconds: list[float] = Field(description="of the slot, for which the gateway ran")
+    seconds: list[float] = Field(
+        description="for which the gateway ran, and which the slot has the counts of"
+    )
     received: list[int | None] = Field(description="requests that were answered")
     statuses: dict[str, list[int | None]] = Field(
         description="of them, by status; 5xx are those that have no list of their own"

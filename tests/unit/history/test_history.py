@@ -143,6 +143,17 @@ def test_what_was_not_watched_is_not_known(world):
     assert total(world.history.read("14d")).seconds == 1
 
 
+def test_what_is_counted_late_does_not_seem_to_have_come_at_once(world):
+    for _ in range(30):
+        world.answer("/a", 200, 100)
+        world.go(1)
+    world.answer("/a", 200, 3_000)
+    world.go(30, 30.0)  # the machine was busy
+
+    assert total(world.history.read("10m")[-60:]).rate == 100
+    assert max(slot.rate for slot in world.history.read("10m")) == 100
+
+
 def test_a_usual_value_is_known_after_some_days(world):
     for day in range(6):
         assert (world.history.usual(lambda slot: slot.rate) is None) == (day < 4)
