@@ -531,7 +531,7 @@ class JournalStore:
     async def untold(self) -> str:
         """Return why the last message could not be sent, during the pause after it; "": it was."""
         problem = await self._run("GET", self._keys.told) or b""
-        return "" if problem == b"1" else problem.decode()  # as other versions write it
+        return str(problem, errors="replace")
 
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""

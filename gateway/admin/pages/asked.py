@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
-from gateway.clock import time
+from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.process.supervisor import Supervisor
 from gateway.stores.result_store import without_password
 from gateway.strategies.workers import Answers, Sufficient, Worker, ask, ask_over_redis
 
+T = TypeVar("T")
 #: Seconds for which an answer is shown, and within which brokers and workers have to answer.
 FRESH, _PATIENCE = 5.0, 2.5
 _MOMENT = 0.3  # seconds that who only wants to know what is known waits for an answer
@@ -53,28 +54,43 @@ class Look:
     unasked: str = ""
 
 
+class Recent(Generic[T]):
+    """Asks a question at most every `FRESH` seconds, for all who want to know the answer."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]):
+        self._ask = ask
+        self._asking: asyncio.Task[T] | None = None
+        self._begun = 0.0
+
+    async def get(self, fresh: bool = False) -> T:
+        """Return the answer; a `fresh` one is of a question that is asked now."""
+        task = self._asking
+        old = monotonic() - self._begun > FRESH
+        if fresh or task is None or (task.done() and (old or task.exception())):
+            self._begun = monotonic()
+            task = self._asking = asyncio.create_task(self._ask())
+        return await asyncio.shield(task)
+
+
 class Asked:
     """Asks when a page wants to know, and remembers which workers have answered before."""
 
     def __init__(self, supervisor: Supervisor):
-        self._supervisor = supervisor
-        self._asking: asyncio.Task[Look] | None = None
+        self._looks = Recent(lambda: _ask(supervisor.config))
+        self._last: Look | None = None
         #: When each worker has answered last (epoch), and what, since the first page that asked.
         self.seen: dict[str, tuple[float, Worker]] = {}
 
     async def recent(self) -> Look | None:
         """Return what was told last, if anything was; wait for an answer for a moment only."""
-        known = self._asking.result() if self._asking and self._asking.done() else None
+        known = self._last
         with suppress(TimeoutError):
             async with asyncio.timeout(_MOMENT):
                 return await self.look()
         return known
 
     async def look(self) -> Look:
-        task = self._asking
-        if task is None or (task.done() and not 0 <= time() - task.result().at <= FRESH):
-            task = self._asking = asyncio.create_task(_ask(self._supervisor.config))
-        found = await asyncio.shield(task)
+        found = self._last = await self._looks.get()
         known = {name: each for name, each in self.seen.items() if found.at - each[0] < _KNOWN}
         self.seen = known | {name: (found.at, each) for name, each in found.workers.items()}
         return found

@@ -34,7 +34,7 @@ class Failures(View):
     async def content(self, *path: str) -> dict[str, Any]:
         if not self.config.journal:
             return {"kept": False}
-        _, groups, problem, untold = await self.shared.groups(fresh=True)
+        groups, problem, untold = await self.shared.groups.get(fresh=True)
         if problem:
             raise GatewayError(problem)
         opened = next((each for each in groups if each.id == path[0]), None)

@@ -108,7 +108,7 @@ class Overview(View):
 
     async def _groups(self) -> list[Trouble]:
         """Return the groups of failures that have failed in this hour or the one before."""
-        _, groups, problem, untold = await self.shared.groups()
+        groups, problem, untold = await self.shared.groups.get()
         if problem:
             what = "<b>The journal cannot be read</b>"
             return [Trouble("down", what, escape(problem), link="servers", go="Open servers")]

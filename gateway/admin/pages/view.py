@@ -22,7 +22,7 @@ from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import One
 from gateway.admin.pages import widgets
-from gateway.admin.pages.asked import FRESH, Asked
+from gateway.admin.pages.asked import Asked, Recent
 from gateway.archive.reading import reading
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
@@ -62,12 +62,12 @@ _POLICY = (
 
 
 class Groups(NamedTuple):
-    """The groups of failures, as they were read ``at`` a time (monotonic).
+    """The groups of failures.
 
-    ``problem`` says why they could not be, and ``untold`` why nobody is told of them; "": neither.
+    ``problem`` says why they could not be read, and ``untold`` why nobody is told of them; "":
+    neither.
     """
 
-    at: float
     found: Sequence[Group] = ()
     problem: str = ""
     untold: str = ""
@@ -81,7 +81,8 @@ class Shared:
         self.asked = Asked(supervisor)
         #: By ranges and routes: when their rates were read (monotonic), and the rates.
         self.lines: dict[str, tuple[float, list[float]]] = {}
-        self._reading: asyncio.Task[Groups] | None = None
+        #: The groups of failures.
+        self.groups = Recent(lambda: _read(supervisor.config))
 
     @property
     def starts(self) -> list[tuple[float, str]]:
@@ -90,13 +91,6 @@ class Shared:
         found = [(at, f"{own} {version}") for at, version in self.history.starts]
         others = (each for each in self.gateways.lines if each.name != own)
         return sorted([*found, *((each.started, f"{each.name} {each.version}") for each in others)])
-
-    async def groups(self, fresh: bool = False) -> Groups:
-        """Return the groups of failures, which are read every few seconds only, or `fresh`."""
-        task = self._reading
-        if fresh or task is None or (task.done() and monotonic() - task.result().at > FRESH):
-            task = self._reading = asyncio.create_task(_read(self.supervisor.config))
-        return await asyncio.shield(task)
 
     async def marks(self) -> dict[str, str]:
         """Return as markup what the navigation says of pages, by their titles.
@@ -109,7 +103,7 @@ class Shared:
             found["Overview"] = _mark("differs", len(other), "gateways differ or are lost")
         with suppress(TimeoutError):
             async with asyncio.timeout(_MOMENT):
-                groups = (await self.groups()).found
+                groups = (await self.groups.get()).found
             if many := sum(each.state in OPEN for each in groups):
                 found["Failures"] = _mark("failed", many, "open")
         return found
@@ -122,13 +116,13 @@ def _mark(state: str, number: int, words: str) -> str:
 async def _read(config: Config) -> Groups:
     """Read the groups of failures, where there is a journal."""
     if not config.journal:
-        return Groups(monotonic())
+        return Groups()
     try:
         async with JournalStore.opened(config) as store:
             untold = await store.untold() if config.notify else ""
-            return Groups(monotonic(), await store.groups(), "", untold)
+            return Groups(await store.groups(), "", untold)
     except GatewayError as exc:
-        return Groups(monotonic(), problem=str(exc))
+        return Groups(problem=str(exc))
 
 
 @cache

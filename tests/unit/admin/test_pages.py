@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from gateway import errors
 from gateway.admin.api.schema import WholeDelivery
 from gateway.admin.pages import widgets
-from gateway.admin.pages.asked import Look
+from gateway.admin.pages.asked import FRESH, Look, Recent
 from gateway.admin.pages.bodies import lines, shown
 from gateway.admin.pages.compared import body, pairs
 from gateway.admin.pages.counted import Answers
@@ -416,6 +417,24 @@ def test_a_worker_is_not_lost_where_another_has_begun_for_its_queues(uptime, que
     seen |= {"other": (940.0, Worker(queues={"q"})), "unknown": (940.0, Worker())}
     found = {row.name: row.state for row in listed(look, seen, {})}
     assert (found["other"], found["unknown"]) == ("lost", "lost")
+
+
+async def test_what_was_asked_lately_is_told_again_but_no_error_and_not_what_has_to_be_fresh():
+    answers: list[Any] = [ValueError("odd"), 1, 2, 3]
+
+    async def ask() -> int:
+        await asyncio.sleep(0)
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    recent = Recent(ask)
+    with pytest.raises(ValueError, match="odd"):
+        await recent.get()
+    assert [await recent.get(), await recent.get()] == [1, 1]
+    assert await asyncio.gather(recent.get(fresh=True), recent.get()) == [2, 2]
+    recent._begun -= FRESH + 1
+    assert await asyncio.gather(recent.get(), recent.get()) == [3, 3]
 
 
 def test_quantiles_are_bounds_of_buckets():
