@@ -20,7 +20,7 @@ from gateway import __version__
 from gateway.clock import monotonic, time
 from gateway.config.route import RESULTS
 from gateway.history.ring import FIRST, LATER, MILLISECONDS, STATUSES, WIDTH, Ring, Slot, total
-from gateway.metric_table import BUCKETS, LATE, REQUESTS
+from gateway.metric_table import BUCKETS, LATE, METRICS, REQUESTS
 from gateway.process.counters import Growth, Labels
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ HOUR, DAYS = 3_600, 3
 _FORM = [1, list(map(list, RANGES.values())), STATUSES, BUCKETS]
 _LARGEST = 16 * 1024 * 1024  # bytes of it, unpacked
 
+#: How many labels an answer has, and how many values.
+_SHAPE = len(METRICS[REQUESTS].labels), len(BUCKETS) + 2
 #: As a route, what is none: requests that no route takes, and look-ups of results.
 _NONE = ("", RESULTS)
 
@@ -83,7 +85,7 @@ class History:
         grown: dict[Labels, list[float]] = {}
         later = 0.0
         for metric, labels, more in self._grown():
-            if metric == REQUESTS and len(more) == len(BUCKETS) + 2:  # as in this version
+            if metric == REQUESTS and (len(labels), len(more)) == _SHAPE:  # as in this version
                 known = grown.get(labels)
                 grown[labels] = [*map(add, known, more)] if known else more
             elif metric == LATE and labels[-1] == "accepted" and labels[0] != "succeeded":

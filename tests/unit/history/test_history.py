@@ -118,6 +118,7 @@ def test_accepted_deliveries_that_fail_later_have_failed(world):
     world.fail_later(3, "succeeded")
     world.fail_later(4, answer="error")  # its sender knows
     world.grown.append((REQUESTS, ("/a", "POST", "502"), [1.0] * 7))  # of another version
+    world.grown.append((REQUESTS, ("/a", "POST", "502", "1.1"), [1.0] * (len(BUCKETS) + 2)))
     world.grown.append((RECONNECTS, ("broker",), [1.0]))
     world.go(1)
     (last,) = world.history.read("10m")[-1:]
