@@ -78,7 +78,7 @@ def _parameters(url: str, tls: TLS) -> pika.ConnectionParameters:
             parts["userid"] or "guest", parts["password"] or "guest", erase_on_connect=True
         ),
         heartbeat=int(parts.get("heartbeat", HEARTBEAT)),
-        socket_timeout=CONNECT_TIMEOUT,
+        socket_timeout=CONNECT_TIMEOUT / 3,  # for TCP to one address: a name may have several
         stack_timeout=CONNECT_TIMEOUT,
         ssl_options=pika.SSLOptions(tls.context(), parts["hostname"]) if secure else None,
         client_properties={"connection_name": "gateway"},

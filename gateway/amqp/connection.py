@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 from collections.abc import Callable
@@ -28,6 +29,16 @@ class LoopServices(_AsyncioIOServicesAdapter):
     def __init__(self, loop: asyncio.AbstractEventLoop, on_taken: Callable[[socket.socket], None]):
         super().__init__(loop)
         self._on_taken = on_taken
+
+    def getaddrinfo(self, host: str, port: int, on_done: Callable[[Any], None], **more: Any) -> Any:
+        # pika tries no address after one that takes its connection and says nothing: where a name
+        # has several, as a cluster's, each attempt begins with another one.
+        def shuffled(found: Any) -> None:
+            if isinstance(found, list):  # and not an error
+                random.shuffle(found)
+            on_done(found)
+
+        return super().getaddrinfo(host, port, shuffled, **more)
 
     def create_streaming_connection(
         self,

@@ -389,6 +389,24 @@ async def test_a_connection_without_requests_or_heartbeats_is_given_up(
         await eventually(lambda: publisher.url == broker.url)
 
 
+async def test_the_second_address_of_a_name_serves_where_the_first_is_silent(
+    metrics, broker, monkeypatch
+):
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ports = silent.getsockname()[1], port_of(broker)
+
+        async def addresses(*_: object, **__: object) -> list[tuple]:
+            about = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+            return [(*about, ("127.0.0.1", port)) for port in ports]
+
+        monkeypatch.setattr(loop, "getaddrinfo", addresses)
+        async with started(Publisher(config(broker), metrics)) as publisher:
+            assert not publisher.error
+
+
 async def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, broker, monkeypatch):
     """It answers the question, so the messages time out, and the replies of others still come."""
 
