@@ -46,8 +46,12 @@ STEADY = 1.0  # seconds; after a connection that lasted longer there is no pause
 _LOOK_AGAIN = 1.0  # seconds until one looks again: for a missing exchange, for heartbeats
 SETTLING = 10.0  # seconds after the end of an outage; see `Publisher._on_rejected`
 
-# RabbitMQ's reason for closing the channel, which is the only message that has its limit.
+REFUSED = 15.0  # seconds for which nothing is published to an exchange that was refused
+
+# RabbitMQ's reasons for closing the channel, which are the only messages that have its limit, and
+# to which exchange, or to which of its topics, the account may not publish.
 _too_large = re.compile(r"message size \d+ .*larger than .*max size (\d+)").search
+_refused = re.compile(r"ACCESS_REFUSED.* exchange '(.+)' in vhost").search
 
 
 class Publisher:
@@ -87,6 +91,7 @@ class Publisher:
         self.blocked = ""
         self._outage, self._unsettled_until = True, 0.0  # an outage may just end at the start
         self._missing: set[str] = set()  # exchanges
+        self._refused: dict[str, float] = {}  # exchanges, and until when (monotonic seconds)
         self._looking: asyncio.Task[None] | None = None
         self._largest = math.inf  # bytes of a body; the broker tells its limit when it is exceeded
 
@@ -130,23 +135,25 @@ class Publisher:
             raise BrokerUnavailable
         if self.blocked:
             raise BrokerBlocked
-        if self._missing:
+        if self._missing or self._refused:
             self._check_exchange(pending.message)
         self._channel.publish(pending, reply_to)
 
     def check(self, message: Message) -> None:
-        """Raise the error of a message that is too large, or whose exchange is missing.
+        """Raise the error of a message that is too large, or whose exchange does not take it.
 
         For strategies that publish to the same broker with kombu.
         """
-        if self._missing:
+        if self._missing or self._refused:
             self._check_exchange(message)
         if self._channel is not None:
             self._channel.check(message)
 
     def _check_exchange(self, message: Message) -> None:
-        """Raise `Unroutable` where the exchange is missing, and look whether it is there now."""
+        """Raise `Unroutable` where the exchange is refused, or missing: then look again for it."""
         exchange = message.options.exchange
+        if monotonic() < self._refused.get(exchange, 0.0):
+            raise Unroutable(f"The broker refuses the exchange {exchange} to the gateway's account.")
         if exchange not in self._missing:
             return
         if self._looking is None or self._looking.done():
@@ -278,6 +285,8 @@ class Publisher:
     def _on_channel_closed(self, channel: Channel, exc: BaseException) -> None:
         if found := _too_large(str(exc)):
             self._largest = int(found[1])
+        elif found := _refused(str(exc)):  # one that was tried each time would end all others' waits
+            self._refused[found[1]] = monotonic() + REFUSED
         # Only `_connect` opens a channel: close the connection, so that both are opened again.
         if channel.connection.is_open:
             log.warning("the broker closed the channel: %s", describe(exc))

@@ -16,9 +16,9 @@ from gateway.amqp import publisher as publisher_module
 from gateway.amqp import publishing_channel
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
-from gateway.celery_message import Message
+from gateway.celery_message import Message, MessageOptions
 from gateway.config.settings import Config, Route
-from gateway.errors import BodyTooLarge, BrokerUnavailable, URITooLong
+from gateway.errors import BodyTooLarge, BrokerUnavailable, Unroutable, URITooLong
 from gateway.pending_task import PendingTask
 from tests.faults.proxy import Proxy
 from tests.faults.servers import port_of
@@ -199,6 +199,44 @@ async def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at
         # then that one alone is refused.
         await eventually(lambda: neighbour.confirmed)
         assert metrics.get("gateway_broker_connections_total") == 2
+
+
+async def test_an_exchange_that_is_refused_ends_one_connection_at_most(
+    metrics, broker, monkeypatch
+):
+    monkeypatch.setattr(publisher_module, "REFUSED", 1.0)
+    rights = r"^(amq\.default|celery)$"
+    broker.ctl("add_user", "some", "some")
+    broker.ctl("set_permissions", "some", ".*", rights, ".*")
+    routes = [{"path": "/", "queue": QUEUE}, {"path": "/e", "exchange": "amq.fanout"}]
+    some = Config(broker_url=broker.url.replace("guest:guest", "some:some"), routes=routes)
+
+    def to_exchange() -> PendingTask:
+        made = pending()
+        made.message.options = MessageOptions(exchange="amq.fanout")
+        return made
+
+    async with started(Publisher(some, metrics)) as publisher:
+        refused = to_exchange()
+        publisher.publish(refused)
+        await eventually(lambda: refused.error is not None)
+        await eventually(lambda: not publisher.error)
+        connection = publisher.connection
+
+        with pytest.raises(Unroutable, match="refuses the exchange amq.fanout"):
+            publisher.publish(to_exchange())
+        fine = pending()
+        publisher.publish(fine)
+        await eventually(lambda: fine.confirmed)
+        assert publisher.connection is connection
+
+        # It is tried again later, when the account may have the right.
+        broker.ctl("set_permissions", "some", ".*", ".*", ".*")
+        await eventually(lambda: publisher._refused["amq.fanout"] < monotonic())
+        taken = to_exchange()
+        publisher.publish(taken)
+        await eventually(lambda: taken.ended)
+        assert "The exchange amq.fanout routes" in str(taken.error)
 
 
 async def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metrics, monkeypatch):
