@@ -22,6 +22,7 @@ from typing import Any
 from celery import current_task, states
 from celery.backends.base import DisabledBackend
 from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.result import ResultBase
 from celery.utils.serialization import ensure_serializable
 from kombu.exceptions import EncodeError
 from kombu.utils.json import JSONEncoder
@@ -141,7 +142,7 @@ class ReplyMixin(_Backend):
     ) -> bytes:
         meta = {
             "status": state,
-            "result": json_result(result),
+            "result": json_result(result, state),
             "traceback": traceback,
             "children": self.current_task_children(request),
             "date_done": datetime.now(UTC).isoformat(),
@@ -177,9 +178,11 @@ def must_store(request: Any) -> bool:
     return isinstance(delivery, dict) and bool(delivery.get("store"))
 
 
-def json_result(result: Any) -> Any:
-    """Return `result` as Celery writes it in JSON: an exception as its type and arguments."""
-    if not isinstance(result, BaseException):
+def json_result(result: Any, state: str) -> Any:
+    """Return `result` as Celery writes it in JSON: what was raised as its type and arguments."""
+    if isinstance(result, ResultBase):
+        return result.as_tuple()
+    if not (isinstance(result, BaseException) and state in states.EXCEPTION_STATES):
         return result
     cls = type(result)
     return {

@@ -11,6 +11,7 @@ from amqp.basic_message import Message
 from amqp.serialization import loads as amqp_loads
 from celery import states
 from celery.app.task import Context
+from celery.result import AsyncResult, GroupResult
 from celery.utils.objects import Bunch
 from kombu.exceptions import EncodeError
 
@@ -100,15 +101,26 @@ def test_a_broker_without_amqp_is_asked_once(celery):
     assert app.reply_connection.publish_all([("gateway.reply.1", "1", b"{}")]) is False
 
 
-def test_results_are_celerys_json():
-    assert json.loads(encode({"result": b"\xff"})) == {
-        "result": {"__type__": "base64", "__value__": "/w=="}
-    }
-    assert json_result(ValueError("no", object)) == {
-        "exc_type": "ValueError", "exc_message": ("no", repr(object)), "exc_module": "builtins",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("result", "state"),
+    [
+        (b"\xff", states.SUCCESS),
+        (AsyncResult("2"), states.SUCCESS),
+        (GroupResult("3", [AsyncResult("4")]), states.SUCCESS),
+        (ValueError("no", object), states.FAILURE),
+        (KeyboardInterrupt(), states.FAILURE),
+    ],
+)
+def test_a_result_is_replied_as_celery_stores_it(celery, result, state):
+    backend = celery(backend="cache+memory://").backend
+    stored = json.loads(backend.encode({"result": backend.encode_result(result, state)}))
+    assert json.loads(encode({"result": json_result(result, state)})) == stored
+
+
+@pytest.mark.parametrize("result", [object(), ValueError("returned, not raised")])
+def test_a_result_that_is_not_json_is_an_error(result):
     with pytest.raises(EncodeError):
-        encode({"result": object()})
+        encode({"result": json_result(result, states.SUCCESS)})
 
 
 @pytest.mark.parametrize("size", [0, 1, 4088, 4089, 10_000])
