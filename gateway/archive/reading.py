@@ -37,10 +37,8 @@ class Both(Reader):
     """
 
     def __init__(self, store: JournalStore | None, database: Database):
-        self._journal = None if store is None else Reader(store)
-        self.problems, self.reached = [], ""
-        if store is not None:
-            super().__init__(store)
+        self.problems: list[str] = []
+        self._journal = store
         self._database = database
 
     async def get(self, delivery_id: str) -> Entry | None:
@@ -64,7 +62,7 @@ class Both(Reader):
         parts: list[AsyncGenerator[Entry, None]] = []
         try:
             if self._journal is not None:
-                waiting = await self._waiting(wanted)
+                waiting = await _waiting(self._journal, wanted)
                 parts.append(self._journal.find(wanted, before, patience))
         except GatewayError as exc:
             self._note(exc)
@@ -92,21 +90,6 @@ class Both(Reader):
                     heads[newest] = order(following.position), following
         if self._journal is not None:
             self.reached = self._journal.reached
-
-    async def _waiting(self, wanted: Filter) -> dict[str, Entry | None] | None:
-        """Return what the archive does not have yet, by id; None: there is too much of it.
-
-        It is without its calls, and None in the place of what `wanted` does not take.
-        """
-        ids = await self._store.unarchived(_WAITING + 1)
-        if len(ids) > _WAITING:
-            return None
-        found: dict[str, Entry | None] = {}
-        for i in range(0, len(ids), _AT_ONCE):
-            for each in await asyncio.gather(*map(self._store.get, ids[i : i + _AT_ONCE])):
-                if each is not None:
-                    found[each.id] = replace(each, call=b"") if wanted.takes(each) else None
-        return found
 
     async def _next(self, part: AsyncGenerator[Entry, None]) -> Entry | None:
         try:
@@ -136,10 +119,26 @@ class Both(Reader):
 
     async def _known(self, ids: Sequence[str]) -> set[str]:
         try:
-            return await self._store.there(ids) if ids else set()
+            return await self._journal.there(ids) if self._journal is not None and ids else set()
         except GatewayError as exc:
             self._note(exc)
             return set()
+
+
+async def _waiting(store: JournalStore, wanted: Filter) -> dict[str, Entry | None] | None:
+    """Return what the archive does not have yet, by id; None: there is too much of it.
+
+    It is without its calls, and None in the place of what `wanted` does not take.
+    """
+    ids = await store.unarchived(_WAITING + 1)
+    if len(ids) > _WAITING:
+        return None
+    found: dict[str, Entry | None] = {}
+    for i in range(0, len(ids), _AT_ONCE):
+        for each in await asyncio.gather(*map(store.get, ids[i : i + _AT_ONCE])):
+            if each is not None:
+                found[each.id] = replace(each, call=b"") if wanted.takes(each) else None
+    return found
 
 
 @asynccontextmanager
@@ -150,7 +149,7 @@ async def reading(config: Config) -> AsyncIterator[Reader]:
         if config.state:
             store = await stack.enter_async_context(JournalStore.opened(config))
         if not config.archive:
-            yield Reader(store)
+            yield store
             return
         from gateway.archive.database import Database
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
-from gateway.clock import time
+from gateway.clock import monotonic, time
 from gateway.config.settings import REFUSED_BYTES, Config
 from gateway.errors import GatewayError, StoreError
 from gateway.journal import group_scripts, scripts
@@ -31,6 +33,7 @@ from gateway.journal.entry import (
 )
 from gateway.journal.filter import ALL, Filter
 from gateway.journal.groups import DAY, FAILURES, HOUR, MOST, About, Group, group_of
+from gateway.journal.reading import Reader
 from gateway.stores import result_store, state_store
 from gateway.stores.pipeline import ASKING
 from gateway.stores.result_store import Ask
@@ -166,7 +169,7 @@ class Keys:
 Version = tuple[str, str, str, str]
 
 
-class JournalStore:
+class JournalStore(Reader):
     """Keeps the entries of the journal in the Redis of the claims, 6.2 or newer.
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
@@ -354,6 +357,18 @@ class JournalStore:
                 if (entry := _read("", flat, position.decode())) is not None:
                     yield entry
             newest = f"({page[-1][0].decode()}"
+
+    async def find(
+        self, wanted: Filter, before: str = "", patience: float = math.inf
+    ) -> AsyncGenerator[Entry, None]:
+        end, self.reached = monotonic() + patience, ""
+        async with aclosing(self.entries(bool(wanted.text), wanted, before)) as entries:
+            async for entry in entries:
+                if wanted.takes(entry):
+                    yield replace(entry, call=b"")
+                if monotonic() > end:
+                    self.reached = entry.position
+                    return
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """Yield the id of each entry that is written or changed from now on, until closed.

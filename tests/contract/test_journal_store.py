@@ -34,7 +34,6 @@ from gateway.journal.entry import (
 )
 from gateway.journal.filter import Filter
 from gateway.journal.groups import AGAIN, MOST, MUTED, NEW, RESOLVED, Group
-from gateway.journal.reading import Reader
 from gateway.journal.store import (
     BEGUN,
     FIRST_LOOK,
@@ -526,11 +525,11 @@ async def test_entries_are_in_order_and_divided_by_position(use: Use):
 async def test_a_search_ends_with_its_time_and_goes_on_from_there(use: Use):
     async with use() as store:
         await store.write([answered(f"d{n}") for n in range(3)])
-        reader, parts, before = Reader(store), [], ""
+        parts, before = [], ""
         while before or not parts:
-            async with aclosing(reader.find(Filter(), before, patience=0)) as found:
+            async with aclosing(store.find(Filter(), before, patience=0)) as found:
                 parts.append([each.id async for each in found])
-            before = reader.reached
+            before = store.reached
         assert parts == [["d2"], ["d1"], ["d0"], []]
 
 
@@ -789,7 +788,7 @@ async def test_each_failure_is_counted_once(use: Use):
         assert (sum(group.hours), len(group.hours)) == (4, 24)
 
         # and a filter finds the deliveries of the group.
-        async with aclosing(Reader(store).find(Filter(group=group.id))) as found:
+        async with aclosing(store.find(Filter(group=group.id))) as found:
             assert {entry.id async for entry in found} == {"d0", "d1", "d2", "late"}
 
 

@@ -32,7 +32,6 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
 from gateway.journal.filter import Filter
-from gateway.journal.reading import Reader
 from gateway.journal.store import NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.writing import SizeWatch
 from tests import archive_kills
@@ -340,7 +339,7 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
             assert not (await Archiver(own)._copy(store, 0.0)).more
             assert await store.unarchived(10) == []
             for wanted in (Filter(), Filter(text="hello"), Filter(route="/a", status="-")):
-                async with aclosing(Reader(store).find(wanted)) as entries:
+                async with aclosing(store.find(wanted)) as entries:
                     told = [each async for each in entries]
                 ids = {each.id for each in told}
                 assert "good" in ids or wanted.status

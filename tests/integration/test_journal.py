@@ -19,7 +19,6 @@ from gateway.journal import store as journal_store
 from gateway.journal import writing
 from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, Entry
 from gateway.journal.filter import Filter
-from gateway.journal.reading import reading
 from gateway.journal.replay import Replayer
 from gateway.journal.store import Begun, JournalStore, Keys
 from gateway.journal.writing import Journal, SizeWatch
@@ -67,8 +66,8 @@ def answer(journal: Journal, delivery_id: str, state: str = ACCEPTED, size: int 
 
 
 async def kept(config: Config, delivery_id: str) -> Entry | None:
-    async with reading(config) as reader:
-        return await reader.get(delivery_id)
+    async with JournalStore.opened(config) as store:
+        return await store.get(delivery_id)
 
 
 def writes(client: redis.Redis) -> int:
@@ -313,7 +312,10 @@ async def test_what_has_expired_is_left_out_before_it_is_trimmed(unfollowed, met
         for delivery_id in ("one", "expired", "other"):
             assert await journal.begin(message(delivery_id), "task", "")
         client.delete(Keys(unfollowed).of("expired"))
-        async with reading(unfollowed) as reader, aclosing(reader.find(Filter())) as found:
+        async with (
+            JournalStore.opened(unfollowed) as store,
+            aclosing(store.find(Filter())) as found,
+        ):
             assert [entry.id async for entry in found] == ["other", "one"]
 
 

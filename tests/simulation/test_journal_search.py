@@ -18,7 +18,6 @@ from gateway.errors import GatewayError
 from gateway.journal import store as journal_store
 from gateway.journal.entry import IGNORED, REFUSED, STATES, SUCCEEDED, Entry
 from gateway.journal.filter import ALL, Filter
-from gateway.journal.reading import Reader
 from gateway.journal.replay import choose
 from gateway.journal.store import JournalStore, Refusal, Row
 from tests.simulation.test_contract_redis import simulated
@@ -148,16 +147,16 @@ def test_a_search_finds_what_a_reading_of_all_finds(
 
 
 async def found(store: JournalStore, wanted: Filter) -> list[Entry]:
-    async with aclosing(Reader(store).find(wanted)) as entries:
+    async with aclosing(store.find(wanted)) as entries:
         return [each async for each in entries]
 
 
 @given(st.lists(WRITTEN, max_size=12), FILTERS, st.sets(st.integers(0, 11), min_size=1))
 def test_the_same_is_chosen_for_a_replay(written: list[Written], wanted: Filter, some: set[int]):
     async def seen(store: JournalStore) -> Any:
-        by_filter = await choose(Reader(store), wanted, again=False)
+        by_filter = await choose(store, wanted, again=False)
         try:
-            by_id = await choose(Reader(store), [f"d{each}" for each in some], again=False)
+            by_id = await choose(store, [f"d{each}" for each in some], again=False)
         except GatewayError as exc:
             return by_filter, str(exc)
         return by_filter, by_id
@@ -170,12 +169,11 @@ def test_a_search_without_patience_goes_on_from_where_it_has_ended(
     written: list[Written], wanted: Filter
 ):
     async def seen(store: JournalStore) -> list[str]:
-        reader, before = Reader(store), ""
-        ids: list[str] = []
+        before, ids = "", list[str]()
         while before or not ids:
-            async with aclosing(reader.find(wanted, before, patience=0)) as entries:
+            async with aclosing(store.find(wanted, before, patience=0)) as entries:
                 ids += [each.id async for each in entries] or [""]
-            before = reader.reached
+            before = store.reached
         return [each for each in ids if each]
 
     same(written, seen)

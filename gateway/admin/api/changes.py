@@ -17,7 +17,7 @@ from gateway.admin.api.operations import APIError
 from gateway.admin.api.schema import Delivery, Selected
 from gateway.background import happens
 from gateway.journal.filter import Filter
-from gateway.journal.reading import Reader, reading
+from gateway.journal.store import JournalStore
 from gateway.process.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Changes(Guarded):
 
     async def _stream(self, wanted: Filter) -> None:
         config = self.config
-        async with reading(config) as reader, _collecting(reader) as changed:
+        async with JournalStore.opened(config) as store, _collecting(store) as changed:
             self.set_header("Content-Type", "text/event-stream")
             now = datetime.now(UTC).isoformat()
             await self._send(f"event: ready\ndata: {now}\n\n")
@@ -76,7 +76,7 @@ class Changes(Guarded):
             # A reload may have changed the token, or the journal.
             while not self._gone.is_set() and self.config is config:
                 await happens(self._gone, EVERY)
-                text = await self._events(reader, wanted, *changed.take())
+                text = await self._events(store, wanted, *changed.take())
                 quiet = 0.0 if text else quiet + EVERY
                 if text or quiet >= _QUIET:
                     quiet = 0.0
@@ -86,10 +86,10 @@ class Changes(Guarded):
         self.write(text)
         await asyncio.wait_for(self.flush(), _PATIENCE)
 
-    async def _events(self, reader: Reader, wanted: Filter, ids: list[str], more: int) -> str:
+    async def _events(self, store: JournalStore, wanted: Filter, ids: list[str], more: int) -> str:
         texts = []
         for delivery_id in ids:
-            entry = await reader.get(delivery_id)
+            entry = await store.get(delivery_id)
             if entry is not None and wanted.takes(entry):
                 data = Delivery.of(entry).model_dump_json()
                 texts.append(f"event: delivery\nid: {delivery_id}\ndata: {data}\n\n")
@@ -128,8 +128,8 @@ class _Changed:
 
 
 @asynccontextmanager
-async def _collecting(reader: Reader) -> AsyncIterator[_Changed]:
-    async with aclosing(reader.changes()) as ids:
+async def _collecting(store: JournalStore) -> AsyncIterator[_Changed]:
+    async with aclosing(store.changes()) as ids:
         await anext(ids)  # from then on nothing is missed
         changed = _Changed(ids)
         try:

@@ -22,7 +22,6 @@ from gateway.history.history import ALL, OTHERS, History
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
-from gateway.journal.reading import reading as reading_journal
 from gateway.journal.replay import choose, replaying
 from gateway.journal.store import JournalStore
 
@@ -76,9 +75,9 @@ async def get_delivery(config: Config, wanted: schema.One) -> schema.WholeDelive
 
 async def replay_delivery(config: Config, wanted: schema.ReplayWanted) -> schema.Replayed:
     """Run a delivery's task again, as another task."""
-    async with reading_journal(config) as reader:
-        entry = await _known(reader, wanted.id)
-        _, others = await choose(reader, [wanted.id], wanted.again)
+    async with JournalStore.opened(config) as store:
+        entry = await _known(store, wanted.id)
+        _, others = await choose(store, [wanted.id], wanted.again)
     if others:
         other = others[0][1]
         why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
@@ -105,8 +104,8 @@ async def replay_deliveries(config: Config, wanted: schema.ReplaysWanted) -> sch
     chosen = wanted.filter()
     if chosen == Filter():
         raise APIError(400, "bad-request", "say which: give at least one filter, such as state")
-    async with reading_journal(config) as reader:
-        found, others = await choose(reader, chosen, wanted.again, wanted.after, wanted.to)
+    async with JournalStore.opened(config) as store:
+        found, others = await choose(store, chosen, wanted.again, wanted.after, wanted.to)
     # Nobody waits longer than a minute for an answer.
     most = wanted.limit if wanted.rate is None else max(int(60 * wanted.rate), 1)
     now = found[: min(most, wanted.limit)]

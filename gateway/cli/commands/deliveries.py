@@ -24,7 +24,6 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import PARTS, Filter, read_group, read_until
-from gateway.journal.reading import reading as reading_journal
 from gateway.journal.replay import choose, outcomes, replaying
 from gateway.journal.store import POSITION, JournalStore
 from gateway.outcome import SUCCESS
@@ -218,10 +217,10 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
     wanted, backoff, begun = _filter(arguments), Backoff(), False
     while True:
         try:
-            async with reading_journal(config) as reader, aclosing(reader.changes()) as changed:
+            async with JournalStore.opened(config) as store, aclosing(store.changes()) as changed:
                 async for delivery_id in changed:
                     if delivery_id:
-                        entry = await reader.get(delivery_id)
+                        entry = await store.get(delivery_id)
                         if entry is not None and wanted.takes(entry):
                             print(printed.line(entry, arguments.json), flush=True)
                         continue
@@ -246,8 +245,8 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
     wanted = _filter(arguments)
     if bool(arguments.ids) == (wanted != Filter()):
         raise GatewayError("name the deliveries to replay, or say by options which: --state failed")
-    async with reading_journal(config) as reader:
-        left, others = await choose(reader, arguments.ids or wanted, arguments.again)
+    async with JournalStore.opened(config) as store:
+        left, others = await choose(store, arguments.ids or wanted, arguments.again)
         named = bool(arguments.ids)
         for entry, other in others:
             text = "{} left out: {} is another try of the same delivery, {}; see --again"
