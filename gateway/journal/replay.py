@@ -148,8 +148,8 @@ class Replay:
     """How the replay of a delivery has begun: as the task ``task_id``, or why not.
 
     With both, it is not known whether the broker has the task. ``unavailable``: the problem is the
-    broker, and not what the journal has. ``may_have_run``: an earlier replay was interrupted, and
-    with `again` its task is published once more.
+    broker, and not what the journal has. ``may_have_run``: an earlier replay was interrupted, or
+    what was chosen has succeeded since; with `again` it is published all the same.
     """
 
     delivery_id: str
@@ -175,9 +175,9 @@ class Replayer:
     async def run(self, chosen: Entry, again: bool = False) -> Replay:
         """Publish a delivery, and return when the broker has confirmed or refused it.
 
-        A delivery that was replayed after it was `chosen` is not replayed again; `chosen` may be
-        without its call. Raises `gateway.errors.GatewayError` where the journal's store does not
-        answer.
+        A delivery that was replayed, or has succeeded, after it was `chosen` is not replayed again;
+        `chosen` may be without its call. Raises `gateway.errors.GatewayError` where the journal's
+        store does not answer.
         """
         gone = Replay(chosen.id, problem="it is not in the journal any more")
         entry = await self._store.get(chosen.id)
@@ -186,6 +186,9 @@ class Replayer:
         if entry.task_id != chosen.task_id:
             why = f"another replay has just run it: task {entry.task_id}"
             return Replay(entry.id, problem=why)
+        if entry.state in DONE and chosen.state not in DONE and not again:
+            why = f"its state is {entry.state} by now; see `again`"
+            return Replay(entry.id, problem=why, may_have_run=True)
         if entry.unsendable:
             why = f"cannot be replayed as it was: {entry.unsendable}"
             return Replay(entry.id, problem=why)
@@ -244,13 +247,24 @@ class Replayer:
     async def run_all(
         self, chosen: Sequence[Entry], again: bool = False, rate: float | None = None
     ) -> AsyncIterator[Replay]:
-        """Replay deliveries one after the other, at most `rate` a second, as `run` does."""
-        due = monotonic()
-        for entry in chosen:
+        """Replay deliveries one after the other, at most `rate` a second, as `run` does.
+
+        Meanwhile their senders may try again: for other tries it is asked as often as takes a fifth
+        of the time.
+        """
+        due = asks = monotonic()
+        others: dict[str, Entry] = {}
+        for number, entry in enumerate(chosen):
             if rate:
                 await asyncio.sleep(due - monotonic())
                 due = max(due, monotonic()) + 1 / rate  # what was late is not caught up on
-            yield await self.run(entry, again)
+            if not again and (asked := monotonic()) >= asks:
+                others = await superseded(self._store, chosen[number:])
+                asks = monotonic() + 4 * (monotonic() - asked)
+            if (other := others.get(entry.id)) is not None:
+                yield Replay(entry.id, problem=because_of(other), may_have_run=True)
+            else:
+                yield await self.run(entry, again)
 
     async def settle(self, delivery_id: str, task_id: str, outcome: Outcome) -> None:
         """Write how a replay's task has ended, so that it is known even if no gateway runs.
@@ -325,9 +339,15 @@ async def superseded(reader: Reader, chosen: Sequence[Entry]) -> dict[str, Entry
     return {key: other for key, other in others.items() if other.id != key}
 
 
+def because_of(other: Entry) -> str:
+    """Say why a delivery is not replayed which is superseded by an `other` one."""
+    return f"{other.id} is another try of the same delivery, {other.state}; see `again`"
+
+
 def _at(ms: float) -> datetime:
     return datetime.fromtimestamp(min(ms / 1000, 2.5e11), UTC)  # a later one is no time any more
 
 
 def _weight(entry: Entry, chosen: set[str]) -> tuple[bool, bool, bool]:
-    return entry.state in DONE, entry.state in OPEN, entry.id in chosen
+    runs = entry.state in OPEN or bool(entry.replaying)
+    return entry.state in DONE, runs, entry.id in chosen

@@ -17,7 +17,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal import store as journal_store
 from gateway.journal import writing
-from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, Entry
+from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.replay import Replayer
 from gateway.journal.store import Begun, JournalStore, Keys
@@ -182,6 +182,25 @@ async def test_a_run_that_fails_while_it_is_replayed_has_failed(config, metrics)
         one = await store.get("one")
         assert one is not None and one.task_id == replay.task_id
         assert [(run["state"], run["error"]) for run in one.runs] == [(FAILED, "ValueError")]
+
+
+async def test_what_has_succeeded_since_it_was_chosen_is_not_replayed(config, metrics, client):
+    published: list[str] = []
+
+    async def publish(_: Entry, task_id: str) -> None:
+        published.append(task_id)
+
+    async with opened(config, metrics) as journal, JournalStore.opened(config) as store:
+        assert await journal.begin(message("one"), "task", "")
+        chosen = await store.get("one")
+        assert chosen is not None
+        await store.settle("one", "task", End(SUCCEEDED))
+        left = await Replayer(store, publish).run(chosen)
+        assert (left.problem, published) == ("its state is succeeded by now; see `again`", [])
+        assert left.may_have_run
+        # Who asks for it gets it.
+        assert not (await Replayer(store, publish).run(chosen, again=True)).problem
+        assert len(published) == 1
 
 
 async def test_who_replays_is_told_that_the_store_has_lost_the_beginning(config, metrics, client):

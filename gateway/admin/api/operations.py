@@ -22,7 +22,7 @@ from gateway.history.history import ALL, OTHERS, History
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
-from gateway.journal.replay import choose, replaying
+from gateway.journal.replay import because_of, choose, replaying
 from gateway.journal.store import JournalStore
 
 #: Seconds for which the journal is looked through at once.
@@ -79,9 +79,7 @@ async def replay_delivery(config: Config, wanted: schema.ReplayWanted) -> schema
         entry = await _known(store, wanted.id)
         _, others = await choose(store, [wanted.id], wanted.again)
     if others:
-        other = others[0][1]
-        why = f"{other.id} is another try of the same delivery, {other.state}; see `again`"
-        raise APIError(409, MAY_HAVE_RUN, why)
+        raise APIError(409, MAY_HAVE_RUN, because_of(others[0][1]))
     async with replaying(config) as replayer:
         try:
             begun = await replayer.run(entry, wanted.again)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from gateway.errors import (
 )
 from gateway.journal import replay
 from gateway.journal.entry import Entry
-from gateway.journal.replay import aimed, superseded
+from gateway.journal.replay import Replay, Replayer, aimed, superseded
 from gateway.pending_task import PendingTask
 
 PATH = {"path": "/orders"}
@@ -206,6 +208,34 @@ async def test_one_of_the_chosen_tries_is_left(
     found = await superseded(Journal(*entries), wanted)
     assert [number for number in chosen if str(number) not in found] == replayed
     assert {other.id for other in found.values()} <= {each.id for each in entries}
+
+
+async def test_a_try_whose_replay_was_interrupted_may_run():
+    failed, interrupted = try_of("a", "failed"), replace(try_of("b", "failed"), replaying="task")
+    assert await superseded(Journal(failed, interrupted), [failed]) == {"a": interrupted}
+
+
+@pytest.mark.parametrize(("again", "ran"), [(False, ["a"]), (True, ["a", "b"])])
+async def test_a_try_that_succeeds_during_a_replay_is_seen(
+    monkeypatch, again: bool, ran: list[str]
+):
+    monkeypatch.setattr(replay, "monotonic", lambda: 0.0)
+    chosen = try_of("a", "failed", "one"), try_of("b", "failed", "two")
+    journal: Any = Journal(*chosen)
+
+    class Succeeding(Replayer):
+        """Each replay takes so long that meanwhile a sender tries again, and well."""
+
+        async def run(self, chosen: Entry, again: bool = False) -> Replay:
+            journal.tries = (try_of("c", "succeeded", "two"), *journal.tries)
+            return Replay(chosen.id, "task")
+
+    replayer = Succeeding(journal, None)  # type: ignore[arg-type]
+    told = [each async for each in replayer.run_all(chosen, again)]
+    assert [each.delivery_id for each in told if each.task_id] == ran
+    if not again:
+        why = "c is another try of the same delivery, succeeded; see `again`"
+        assert told[1] == Replay("b", problem=why, may_have_run=True)
 
 
 async def test_without_an_identity_each_is_by_itself():
