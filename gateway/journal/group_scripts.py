@@ -9,8 +9,8 @@ each route were answered, and have failed, by minutes.
 from gateway.journal.scripts import NOW, READABLE
 
 # Returns for each: id, time of its failure (ms), about, state, error; '' where it is gone, or runs
-# again. KEYS: failing, the key of the process that counts. Arguments: process, how long it is
-# the one from now on (ms), number, what keys of deliveries begin with
+# again. KEYS: failing, the key of the process that counts, absent. Arguments: process, how long it
+# is the one from now on (ms), number, what keys of deliveries begin with
 FAILING = """
 if (redis.call('GET', KEYS[2]) or ARGV[1]) ~= ARGV[1] then
     return
@@ -29,9 +29,9 @@ return found
 # Counts failures: each that is not counted yet, as its mark is removed with it. A group that is
 # new, comes back, or has ten times as many failures as when that was last said, is told in *news*.
 # Of groups those that are muted are kept, and those that have failed last, with their news. KEYS:
-# failing, groups, news. Arguments: most groups, what keys of groups begin with, 1 to write news,
-# then for each failure its delivery's id, time (ms), group's id (empty: it has none), and what the
-# group has in common. A group whose numbers are damaged begins anew.
+# failing, groups, news, absent. Arguments: most groups, what keys of groups begin with, 1 to write
+# news, then for each failure its delivery's id, time (ms), group's id (empty: it has none), and
+# what the group has in common. A group whose numbers are damaged begins anew.
 COUNT = (
     NOW
     + """
@@ -100,7 +100,7 @@ return counted
 )
 
 # Returns the time (ms), then all fields of some groups, those that have failed last first.
-# KEYS: groups. Arguments: what keys of groups begin with, the first one's place, number
+# KEYS: groups, absent. Arguments: what keys of groups begin with, the first one's place, number
 GROUPS = (
     NOW
     + READABLE

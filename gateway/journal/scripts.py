@@ -7,7 +7,8 @@ set *open* has those whose end is not known, by the time (ms) of the next look a
 were refused or ignored, so that these never displace deliveries. Every change is published on the
 channel *changes*. Where the account may not publish, it is written all the same, and only `WRITE`
 says so. Only Redis' own clock is used. What a script does is said by the method of
-`gateway.journal.store.JournalStore` that sends it.
+`gateway.journal.store.JournalStore` that sends it. *absent* is a key that there never is: see
+`gateway.journal.store.Keys`.
 
 The sorted set *failing* has deliveries that have failed and are not counted yet, by the time (us)
 of that: see `gateway.journal.group_scripts`.
@@ -70,9 +71,9 @@ local function open(state)
 end
 """
 
-# KEYS: deliveries, open, bytes, failing, changed, missed. Arguments: most deliveries, most bytes,
-# life (ms), first look (ms from now), what keys of deliveries begin with, channel, 1 to drop the
-# call of one that has ended well, then for each delivery what `gateway.journal.store.Row` has.
+# KEYS: deliveries, open, bytes, failing, absent, changed, missed. Arguments: most deliveries, most
+# bytes, life (ms), first look (ms from now), what keys of deliveries begin with, channel, 1 to drop
+# the call of one that has ended well, then for each delivery what `gateway.journal.store.Row` has.
 WRITE = (
     _RANK
     + _MARK
@@ -80,7 +81,7 @@ WRITE = (
     + """
 local life, prefix, channel = ARGV[3], ARGV[5], ARGV[6]
 local drops = ARGV[7] == '1'
-local count, added, changed, marks, failing, at = 0, 0, {}, {}, {}, KEYS[5] and microseconds()
+local count, added, changed, marks, failing, at = 0, 0, {}, {}, {}, KEYS[6] and microseconds()
 for i = 8, #ARGV, 11 do
     local id, state, followed, task, status, seconds, published, failure, attempts, about, call =
         unpack(ARGV, i, i + 10)
@@ -138,7 +139,7 @@ for i = 8, #ARGV, 11 do
     end
 end
 if at and #marks > 0 then
-    redis.call('ZADD', KEYS[5], unpack(marks))
+    redis.call('ZADD', KEYS[6], unpack(marks))
 end
 if #failing > 0 then
     redis.call('ZADD', KEYS[4], unpack(failing))
@@ -166,7 +167,7 @@ while number > 1 and (number > tonumber(ARGV[1]) or bytes > tonumber(ARGV[2])) d
     redis.call('UNLINK', unpack(keys))
     redis.call('ZREM', KEYS[2], unpack(ids))
     redis.call('DECRBY', KEYS[3], removed)
-    missed(KEYS[5], KEYS[6], ids)
+    missed(KEYS[6], KEYS[7], ids)
 end
 for _, change in ipairs(changed) do
     local told = redis.pcall('PUBLISH', channel, change)
@@ -210,8 +211,8 @@ redis.pcall('PUBLISH', ARGV[5], ARGV[1] .. ' ' .. ARGV[6])
 """
 )
 
-# KEYS: open. Arguments: number, first pause (ms), longest pause (ms), what keys of deliveries begin
-# with
+# KEYS: open, absent. Arguments: number, first pause (ms), longest pause (ms), what keys of
+# deliveries begin with
 DUE = (
     NOW
     + """
@@ -231,9 +232,9 @@ return found
 """
 )
 
-# Returns what `gateway.journal.store.Size` has. KEYS: deliveries, refused, open, bytes, changed,
-# missed. Arguments: life (ms), most that are removed of each stream, what keys of deliveries begin
-# with
+# Returns what `gateway.journal.store.Size` has. KEYS: deliveries, refused, open, bytes, absent,
+# changed, missed. Arguments: life (ms), most that are removed of each stream, what keys of
+# deliveries begin with
 TRIM = (
     _MARK
     + NOW
@@ -244,7 +245,7 @@ for _, stream in ipairs({KEYS[1], KEYS[2]}) do
         redis.call('XDEL', stream, old[1])
         redis.call('UNLINK', ARGV[3] .. old[2][2])
         redis.call('ZREM', KEYS[3], old[2][2])
-        missed(KEYS[5], KEYS[6], {old[2][2]})
+        missed(KEYS[6], KEYS[7], {old[2][2]})
         if old[2][4] then
             redis.call('DECRBY', KEYS[4], old[2][4])
         end
@@ -253,9 +254,9 @@ for _, stream in ipairs({KEYS[1], KEYS[2]}) do
 end
 local bytes = redis.call('GET', KEYS[4]) or 0
 local waiting, lag, lost = 0, 0, 0
-if KEYS[5] then
-    waiting, lost = redis.call('ZCARD', KEYS[5]), redis.call('GET', KEYS[6]) or 0
-    local oldest = redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
+if KEYS[6] then
+    waiting, lost = redis.call('ZCARD', KEYS[6]), redis.call('GET', KEYS[7]) or 0
+    local oldest = redis.call('ZRANGE', KEYS[6], 0, 0, 'WITHSCORES')
     lag = oldest[2] and math.max(microseconds() - oldest[2], 0) / 1e6 or 0
 end
 return {removed, redis.call('XLEN', KEYS[1]), redis.call('ZCARD', KEYS[3]), bytes,
@@ -356,7 +357,7 @@ return true
 """
 )
 
-# Returns for each: id, time of the change, all fields (none: it is gone). KEYS: changed.
+# Returns for each: id, time of the change, all fields (none: it is gone). KEYS: changed, absent.
 # Arguments: number, what keys of deliveries begin with, most bytes, least age (us)
 CHANGED = (
     _MARK
@@ -384,8 +385,8 @@ return found
 )
 
 # Returns the last one's place (empty: there is none), and of those that are not marked id, state,
-# task id and replays. KEYS: deliveries or refused, changed. Arguments: newest, number, what keys of
-# deliveries begin with
+# task id and replays. KEYS: deliveries or refused, changed, absent. Arguments: newest, number, what
+# keys of deliveries begin with
 UNMARKED = """
 local last, found = '', {}
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2])) do
@@ -422,7 +423,8 @@ end
 """
 )
 
-# Returns a text of 0 and 1. It has no keys. Arguments: what keys of deliveries begin with, ids
+# Returns a text of 0 and 1. KEYS: deliveries, absent. Arguments: what keys of deliveries begin
+# with, ids
 THERE = """
 local found = {}
 for i = 2, #ARGV do
@@ -453,11 +455,11 @@ return redis.call('DEL', KEYS[1])
 # Returns a page of deliveries, the newest first: the stream's id of each, and its fields (none: it
 # is gone). Those that are not sought are left out, but for the last one, which says how far it has
 # looked. With calls it ends before those that would be too many bytes, but has one at least, as
-# other clients of Redis wait meanwhile. KEYS: deliveries, refused. Arguments: newest, oldest, most
-# that are looked at, most that are returned, what keys of deliveries begin with, most bytes of
-# calls (0: without them), bytes that a request without a message counts; then what is sought, where
-# an empty text is anything: states between commas, a pattern of the status, 65,536 digits, a 1
-# at the number that is the first four of an identity, and texts that `about` has
+# other clients of Redis wait meanwhile. KEYS: deliveries, refused, absent. Arguments: newest,
+# oldest, most that are looked at, most that are returned, what keys of deliveries begin with, most
+# bytes of calls (0: without them), bytes that a request without a message counts; then what is
+# sought, where an empty text is anything: states between commas, a pattern of the status, 65,536
+# digits, a 1 at the number that is the first four of an identity, and texts that `about` has
 PAGE = (
     READABLE
     + """

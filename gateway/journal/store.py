@@ -156,6 +156,9 @@ class Keys:
         self.news = f"{prefix}news"
         self.told = f"{prefix}told"
         self.rates = f"{prefix}rates"
+        #: There is none: while the slot of all these moves to another node of a cluster, a script
+        #: that names it has to wait, and so finds all keys that it does not name, or none.
+        self.absent = f"{prefix}absent"
         #: What the key of each delivery begins with.
         self.prefix = f"{prefix}delivery:"
         #: What the key of each group begins with.
@@ -241,8 +244,8 @@ class JournalStore(Reader):
         """
         keys, config = self._keys, self._config
         return self._run(
-            "EVAL", scripts.WRITE, 4 + len(self._marks),
-            keys.deliveries, keys.open, keys.bytes, keys.failing, *self._marks,
+            "EVAL", scripts.WRITE, 5 + len(self._marks),
+            keys.deliveries, keys.open, keys.bytes, keys.failing, keys.absent, *self._marks,
             config.journal, config.journal_bytes, self._age, FIRST_LOOK, keys.prefix, keys.changes,
             self._drops, *chain.from_iterable(rows),
         )  # fmt: skip
@@ -265,7 +268,7 @@ class JournalStore(Reader):
         """
         keys = self._keys
         found = await self._run(
-            "EVAL", scripts.DUE, 1, keys.open, number, first, longest, keys.prefix
+            "EVAL", scripts.DUE, 2, keys.open, keys.absent, number, first, longest, keys.prefix
         )
         return [(delivery_id.decode(), task_id.decode()) for delivery_id, task_id in found]
 
@@ -349,7 +352,7 @@ class JournalStore(Reader):
         oldest = str(_ms(wanted.since)) if wanted.since else "-"
         most = _LOOKED if any(sought) else _PAGE
         while page := await self._run(
-            "EVAL", scripts.PAGE, 2, keys.deliveries, keys.refused,
+            "EVAL", scripts.PAGE, 3, keys.deliveries, keys.refused, keys.absent,
             newest, oldest, most, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED_BYTES,
             *sought,
         ):  # fmt: skip
@@ -389,8 +392,8 @@ class JournalStore(Reader):
         """Remove what is older than `Config.journal_age`, at most `most` of each kind."""
         keys = self._keys
         removed, deliveries, unfinished, size, waiting, lag, missed = await self._run(
-            "EVAL", scripts.TRIM, 4 + len(self._marks),
-            keys.deliveries, keys.refused, keys.open, keys.bytes, *self._marks,
+            "EVAL", scripts.TRIM, 5 + len(self._marks),
+            keys.deliveries, keys.refused, keys.open, keys.bytes, keys.absent, *self._marks,
             self._age, most, keys.prefix,
         )  # fmt: skip
         return Size(removed, deliveries, unfinished, int(size), waiting, float(lag), int(missed))
@@ -403,7 +406,7 @@ class JournalStore(Reader):
         """
         keys = self._keys
         found = await self._run(
-            "EVAL", scripts.CHANGED, 1, keys.changed,
+            "EVAL", scripts.CHANGED, 2, keys.changed, keys.absent,
             number, keys.prefix, most_bytes, int(age * 1e6),
         )  # fmt: skip
         changes = []
@@ -433,8 +436,9 @@ class JournalStore(Reader):
             newest = "+"
             while newest:
                 last, found = await self._run(
-                    "EVAL", scripts.UNMARKED, 2, stream, keys.changed, newest, number, keys.prefix
-                )
+                    "EVAL", scripts.UNMARKED, 3, stream, keys.changed, keys.absent,
+                    newest, number, keys.prefix,
+                )  # fmt: skip
                 texts = ([field.decode(errors="replace") for field in each] for each in found)
                 yield [(which, state, task, replays) for which, state, task, replays in texts]
                 newest = last and f"({last.decode()}"
@@ -445,7 +449,9 @@ class JournalStore(Reader):
 
     async def there(self, ids: Sequence[str]) -> set[str]:
         """Return those of the `ids` whose deliveries are in the journal."""
-        bits = await self._run("EVAL", scripts.THERE, 0, self._keys.prefix, *ids)
+        keys = self._keys
+        own = (keys.deliveries, keys.absent, keys.prefix)
+        bits = await self._run("EVAL", scripts.THERE, 2, *own, *ids)
         return {each for each, bit in zip(ids, bits.decode(), strict=True) if bit == "1"}
 
     async def erase(self, entry: Entry) -> bool:
@@ -465,7 +471,7 @@ class JournalStore(Reader):
         """
         keys = self._keys
         found = await self._run(
-            "EVAL", group_scripts.FAILING, 2, keys.failing, keys.counts,
+            "EVAL", group_scripts.FAILING, 3, keys.failing, keys.counts, keys.absent,
             process, int(seconds * 1000), number, keys.prefix,
         )  # fmt: skip
         if found is None:
@@ -484,7 +490,7 @@ class JournalStore(Reader):
             rows += [each.id, each.ms, about.id if about else "", json.dumps(about)]
         return int(
             await self._run(
-                "EVAL", group_scripts.COUNT, 3, keys.failing, keys.groups, keys.news,
+                "EVAL", group_scripts.COUNT, 4, keys.failing, keys.groups, keys.news, keys.absent,
                 MOST, keys.group, int(news), *rows,
             )
         )  # fmt: skip
@@ -494,8 +500,9 @@ class JournalStore(Reader):
         keys, found = self._keys, []
         for first in range(0, MOST, _GROUPS):
             now, *hashes = await self._run(
-                "EVAL", group_scripts.GROUPS, 1, keys.groups, keys.group, first, _GROUPS
-            )
+                "EVAL", group_scripts.GROUPS, 2, keys.groups, keys.absent,
+                keys.group, first, _GROUPS,
+            )  # fmt: skip
             found += [group for flat in hashes if flat and (group := _group(flat, now))]
             if len(hashes) < _GROUPS:
                 break

@@ -44,7 +44,8 @@ return 1
 
 # Returns the time (seconds, as text), then id, version and record of those whose time for a look
 # has come, and postpones the next one; in place of a record of another type it is Redis' error.
-# KEYS: due. Arguments: number, pause (seconds), what the keys of records begin with
+# KEYS: due, absent (see `gateway.journal.store.Keys`). Arguments: number, pause (seconds), what the
+# keys of records begin with
 _DUE = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
@@ -121,7 +122,8 @@ class Records:
     async def due(self) -> list[Found]:
         """Return the records whose time for a look has come, and postpone their next one."""
         arguments = _MOST, f"{LOOK:g}", self._key("")
-        now, *found = await self._run("EVAL", _DUE, 1, self._due, *arguments)
+        keys = self._due, f"{self._prefix}absent"
+        now, *found = await self._run("EVAL", _DUE, 2, *keys, *arguments)
         named = ((self._key(task_id.decode(errors="replace")), pair) for task_id, *pair in found)
         return [self._found(key, now, *pair) for key, pair in named]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -16,8 +16,12 @@ from gateway.claims.store import Claims
 from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable
+from gateway.journal.entry import FAILED, SUCCEEDED
+from gateway.journal.store import FIRST_LOOK, JournalStore, Keys
+from gateway.late.store import Records
 from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.state_store import SLOTS, StateStore, slot
+from tests.contract.test_journal_store import answered, begun, got, later, until_due
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED
@@ -165,6 +169,75 @@ async def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
         assert (new.state, (await take(claims, there)).task_id) == (MINE, new.task_id)
         with redis.Redis.from_url(target.url) as client:
             assert client.dbsize() == 1
+
+
+@asynccontextmanager
+async def moving(nodes: Nodes, key: str, last: str) -> AsyncIterator[Callable[[], None]]:
+    """Begin to move the slot of `key`; when the block ends, all of it has moved.
+
+    Yields what moves all keys but the `last` one when it is called.
+    """
+    number = slot(key)
+    source, target = (nodes.masters[number * 3 // SLOTS - shift] for shift in (0, 1))
+    nodes.ask(target, "CLUSTER", "SETSLOT", number, "IMPORTING", nodes.id(source))
+    nodes.ask(source, "CLUSTER", "SETSLOT", number, "MIGRATING", nodes.id(target))
+    with redis.Redis.from_url(source.url) as client:
+
+        def move() -> None:
+            for each in client.execute_command("CLUSTER", "GETKEYSINSLOT", number, 100):
+                if each != last.encode():
+                    client.migrate("127.0.0.1", port_of(target), each, 0, 5_000)
+
+        yield move
+    nodes.move(number, source, target)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_a_journal_waits_until_its_slot_has_moved(nodes, moved):
+    config = Config(state_url=nodes.url, strategy="pika", journal=100, archive_url="sqlite:///a.db")
+    keys = Keys(config)
+    async with JournalStore.opened(config) as store:
+        await store.write([begun("left"), answered("failed", FAILED, 502), answered("open")])
+        own = [
+            lambda: store.write([begun("new")]),
+            lambda: store.write([later("left", SUCCEEDED)]),
+            lambda: store.due(10, 1, 1),
+            lambda: store.trim(10),
+            lambda: store.changed(10, 1_000, 0.0),
+            lambda: store.there(["left"]),
+            lambda: anext(store.unmarked(10)),
+            lambda: anext(store.entries(False)),
+            lambda: store.failing("process", 60.0, 10),
+            store.groups,
+        ]
+        await asyncio.sleep(FIRST_LOOK / 1000)  # one is due
+        async with moving(nodes, keys.deliveries, keys.of("left")) as move:
+            if moved:
+                move()
+            said = await asyncio.gather(*(each() for each in own), return_exceptions=True)
+        assert [str(each).rpartition(": ")[2][:20] for each in said] == [
+            "no answer in time; s"
+        ] * 10
+        await store.write([begun("new"), later("left", SUCCEEDED)])
+        assert (await got(store, "left")).state == SUCCEEDED
+        assert len(await store.changed(10, 100_000, 0.0)) == 4
+        assert [each for each, _ in await until_due(store)] == ["open"]
+
+
+async def test_late_answers_wait_until_their_slot_has_moved(nodes):
+    records = Records(Config(state_url=nodes.url))
+    key, due = records._key("left"), records._due
+    await records.redis.start()
+    try:
+        await records.redis.run("HSET", key, "version", 1, "record", "{}")
+        await records.redis.run("ZADD", due, 1, "left")
+        async with moving(nodes, due, key) as move:
+            move()
+            with pytest.raises(StateUnavailable):
+                await records.due()
+        assert await records.redis.run("ZCARD", due) == 1
+    finally:
+        await records.redis.stop()
 
 
 async def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
