@@ -77,30 +77,20 @@ def test_settings_that_cannot_be(settings, problem):
         route(**settings)
 
 
+LATE = "routes[0].queue_expires: a message could arrive after its queue has expired; set it to"
+
+
 @pytest.mark.parametrize(
     ("settings", "routes", "problem"),
     [
         ({"broker_url": "redis://localhost/0"}, [route(**OWN)],
          "routes[0].queue: only an AMQP broker has queues that expire; use a fixed name"),
-        (
-            {},
-            [route(**OWN, queue_expires=8)],
-            "routes[0].queue_expires: a message could arrive after its queue has expired; set it "
-            "to 12 or more",
-        ),
-        (
-            {"strategy": "threadpool"},
-            [route(**OWN, queue_expires=30)],
-            "routes[0].queue_expires: a message could arrive after its queue has expired; set it "
-            "to 52 or more",
-        ),
-        (
-            {},
-            [route(**OWN), Route(path="/b/{session}", **OWN, queue_limit=7)],
-            "routes[1]: the queue session-{param:session} has other values of queue_pattern, "
-            "queue_limit, queue_expires, static_queue or queue_arguments than in routes[0] "
-            "(path /{session}); make them the same",
-        ),
+        ({}, [route(**OWN, queue_expires=8)], f"{LATE} 12 or more"),
+        ({"strategy": "threadpool"}, [route(**OWN, queue_expires=30)], f"{LATE} 52 or more"),
+        ({}, [route(**OWN), Route(path="/b/{session}", **OWN, queue_limit=7)],
+         "routes[1]: the queue session-{param:session} has other values of queue_pattern, "
+         "queue_limit, queue_expires, static_queue or queue_arguments than in routes[0] "
+         "(path /{session}); make them the same"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_together(settings, routes, problem):

@@ -28,18 +28,11 @@ def delivery(body: bytes = b"{}", **headers: str) -> Delivery:
 @pytest.mark.parametrize(
     ("pointer", "value"),
     [
-        ("/id", "evt_1"),
-        ("/number", "17"),
-        ("/a~1b", "slash"),
-        ("/m~0n", "tilde"),
-        ("/m~01n", "both"),
-        ("/", "no name"),
-        ("/list/0", "zero"),
-        ("/list/1/id", "in a list"),
-        ("/nested/list/0/0", "5"),
-        ("/große", "ü"),
+        ("/id", "evt_1"), ("/number", "17"), ("/a~1b", "slash"), ("/m~0n", "tilde"),
+        ("/m~01n", "both"), ("/", "no name"), ("/list/0", "zero"), ("/list/1/id", "in a list"),
+        ("/nested/list/0/0", "5"), ("/große", "ü"),
     ],
-)
+)  # fmt: skip
 def test_a_json_pointer_finds_text_and_numbers(pointer, value):
     assert finder(f"json:{pointer}")(delivery(json.dumps(DOCUMENT).encode())) == value
 
@@ -84,14 +77,10 @@ def test_headers_and_parameters():
         finder("header:X-Other")(one)
 
 
-@pytest.mark.parametrize("length", [MAX_LENGTH, MAX_LENGTH + 1])
-def test_a_key_has_a_limit(length):
-    one = delivery(key="x" * length)
-    if length > MAX_LENGTH:
-        with pytest.raises(BadRequest):
-            finder("header:key")(one)
-    else:
-        assert len(finder("header:key")(one)) == length
+def test_a_key_has_a_limit():
+    assert len(finder("header:key")(delivery(key="x" * MAX_LENGTH))) == MAX_LENGTH
+    with pytest.raises(BadRequest):
+        finder("header:key")(delivery(key="x" * (MAX_LENGTH + 1)))
 
 
 def chosen(queues: list[str]) -> dict[str, str]:

@@ -36,20 +36,12 @@ def call(settings: dict[str, Any], given: Delivery | None = None) -> tuple[list,
 @pytest.mark.parametrize(
     ("pointer", "value"),
     [
-        ("json:", json.loads(BODY)),
-        ("json:/a", 1),
-        ("json:/none", None),
-        ("json:/list/1/b", True),
-        ("header:X-Y", "yes"),
-        ("query:q", "last"),
-        ("param:shop", "main"),
-        ("body", BODY.decode()),
-        ("event", "e"),
-        ("remote", "192.0.2.1"),
-        ("delivery", "id"),
+        ("json:", json.loads(BODY)), ("json:/a", 1), ("json:/none", None), ("json:/list/1/b", True),
+        ("header:X-Y", "yes"), ("query:q", "last"), ("param:shop", "main"),
+        ("body", BODY.decode()), ("event", "e"), ("remote", "192.0.2.1"), ("delivery", "id"),
         ("source", "s"),
     ],
-)
+)  # fmt: skip
 def test_a_pointer_is_an_argument(pointer, value):
     given = delivery(**{"x-y": "yes"})
     assert call({"args": [pointer], "kwargs": {"k": pointer}}, given) == ([value], {"k": value})

@@ -92,14 +92,10 @@ def test_celerys_client_and_kombu_get_no_options_of_others():
 @pytest.mark.parametrize(
     ("url", "database"),
     [
-        ("redis://h", 0),
-        ("redis://h/", 0),
-        ("redis://h/4", 4),
-        ("redis://h/4?db=5", 5),
-        ("redis://h?db=5", 5),
-        ("redis://:a;b@h/4", 4),
+        ("redis://h", 0), ("redis://h/", 0), ("redis://h/4", 4), ("redis://h/4?db=5", 5),
+        ("redis://h?db=5", 5), ("redis://:a;b@h/4", 4),
     ],
-)
+)  # fmt: skip
 def test_the_database_is_celerys(url: str, database: int):
     assert connect(Config(result_backend=url)).connection_pool.connection_kwargs["db"] == database
     assert parse_url(without_options(url))["db"] == database
@@ -107,7 +103,9 @@ def test_the_database_is_celerys(url: str, database: int):
 
 
 def test_the_masters_name_may_be_in_any_part_of_a_list():
-    assert master_name("sentinel://a?master_name=main;sentinel://b") == "main"
+    assert master_name("sentinel://a") == "mymaster"
+    for parts in ("a?master_name=main;sentinel://b", "a;sentinel://b?master_name=main"):
+        assert master_name(f"sentinel://{parts}") == "main"
     same = "sentinel://a/2?master_name=main;sentinel://b?master_name=main&protocol=3"
     assert Config(result_backend=same).results == same
     other = "sentinel://a?master_name=main;sentinel://b?master_name=other"
@@ -138,8 +136,8 @@ NEITHER = "do not both know the option"
         ("redis://h?protocoll=3", f"{NEITHER} protocoll=; did you mean protocol?"),
         ("redis://h?%0a=3", "has an option that is no text"),
         ("redis://h?password=x", "password= is not read: write redis://USER:PASSWORD@HOST"),
-        ("redis://h?ssl_cert_reqs=CERT_NONE", "ssl_cert_reqs= has no effect on workers in a URL"),
-        ("redis://h?ssl_cert_reqs=CERT_NONE", "; use rediss://"),
+        ("redis://h?ssl_cert_reqs=CERT_NONE",
+         "ssl_cert_reqs= has no effect on workers in a URL with redis://; use rediss://"),
         ("sentinel://h?ssl_cert_reqs=CERT_NONE", "has no effect without ssl=true; add that"),
         ("rediss://h?ssl_cert_reqs=maybe", "has to be CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE"),
         ("rediss://h?ssl_cert_reqs=cert_none", "has to be CERT_REQUIRED"),
@@ -148,7 +146,7 @@ NEITHER = "do not both know the option"
         ("rediss://h?ssl_check_hostname=0", "ssl_check_hostname= has to be true or false"),
         ("rpc://", "rpc:// is a setting of the workers; leave this empty with the strategy pika"),
     ],
-)
+)  # fmt: skip
 def test_a_stores_url_that_workers_read_otherwise_is_refused(url: str, why: str):
     assert why in problem(result_backend=url)
     assert why in problem(state_url=url)
@@ -192,11 +190,6 @@ def test_brokers_take_what_kombu_takes():
 
 
 SENTINELS = "sentinel://user:p%40ss@a:1/3;sentinel://:p%40ss@b;sentinel://c:2?master_name=main"
-
-
-def test_a_sentinel_url_names_its_master_in_the_last_part():
-    assert master_name(SENTINELS) == "main"
-    assert master_name("sentinel://a") == "mymaster"
 
 
 def test_account_and_database_behind_sentinels_are_the_first_urls():
