@@ -15,6 +15,7 @@ from gateway.relay.routes import MAX_EVENT
 from gateway.sources import find
 from gateway.sources.base import Draft, Signed
 from tests.unit.sources.examples import DEEP, EXAMPLES, PUBLIC_URL
+from tests.unit.sources.odd_bodies import SENT_JSON
 from tests.unit.sources.sending import received, sender
 
 #: The scheme `hmac` with an identity and an event in the body's JSON.
@@ -24,27 +25,6 @@ IN_JSON = {
 CHANGES: dict[str, dict[str, Any]] = {scheme: {} for scheme in DEEP} | {
     "hmac": IN_JSON,
     "feishu": {"verification_token": None},
-}
-JSON_BODIES = {
-    "half an emoji": rb'{"id":"1\ud83d","type":"a\ud83d","event":{"type":"\ud83d"},"update_id":1}',
-    "half an emoji as a name": rb'{"\ud83d":{"\udfff":1}}',
-    "NaN": b'{"id":1,"type":"a","x":[NaN,Infinity,-0,1e999]}',
-    "5,000 digits": b'{"id":%b,"type":"a"}' % (b"9" * 5_000),
-    "5,000 deep": b'{"id":1,"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
-    "a name twice": b'{"id":1,"id":2,"type":"a","type":"b"}',
-    "control characters": b'{"id":"1","type":"a\x1d","text":"\x10\n"}',
-    "bad UTF-8": b'{"id":"\xff","type":"\xf0\x9f"}',
-    "UTF-16": '{"id":"1","type":"a"}'.encode("utf-16"),
-    "a byte order mark": b'\xef\xbb\xbf{"id":"1","type":"a"}',
-    "a long event": b'{"id":"1","type":"%b","event":{"type":"%b"}}' % (b"x" * 5_000, b"x" * 5_000),
-    "a long id": b'{"id":"%b","event_id":"%b","eventId":"%b"}' % ((b"x" * 5_000,) * 3),
-    "odd types": b'{"id":{},"type":[],"event":[],"event_id":true,"update_id":1.5,"object":{}}',
-    "a list": b'[{"id":1}]',
-    "a text": b'"text"',
-    "a number": b"7",
-    "null": b"null",
-    "no JSON": b"\x00\xff{",
-    "nothing": b"",
 }
 FORMS = {
     "odd percents": b"payload=%zz&command=%",
@@ -61,7 +41,7 @@ XML_BODIES = {
 }
 #: Twilio signs a form's fields, which therefore have to be readable. What X signs may not be a
 #: handshake's token.
-BODIES = {scheme: {**JSON_BODIES, **FORMS} for scheme in DEEP} | {
+BODIES = {scheme: {**SENT_JSON, **FORMS} for scheme in DEEP} | {
     "wechat": XML_BODIES, "wecom": XML_BODIES,
     "twilio": {"a long status": b"CallStatus=" + b"x" * 5_000},
 }  # fmt: skip

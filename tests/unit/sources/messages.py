@@ -18,20 +18,15 @@ from gateway.sources.base import Draft, Signed, Source
 from gateway.sources.proofs import PUBLIC_TEXTS
 from tests.unit.sources.examples import NOW
 
-VECTORS = {
-    vector["name"]: vector
-    for vector in json.loads(
-        (Path(__file__).parents[2] / "vectors" / "webhooks.json").read_text("utf-8")
-    )
-}
+_FILE = Path(__file__).parents[2] / "vectors" / "webhooks.json"
+VECTORS = {vector["name"]: vector for vector in json.loads(_FILE.read_text("utf-8"))}
 
 #: The published message, and the options of its receiver.
 SECURE = VECTORS["wechat-secure-post"]
 SAFE = {
-    "secrets": SECURE["token"],
-    "aes_key": SECURE["aes_key"],
+    "secrets": SECURE["token"], "aes_key": SECURE["aes_key"],
     "receive_id": SECURE["plain"]["receiveid"],
-}
+}  # fmt: skip
 
 #: Text that XML can carry and gives back as it was.
 texts = st.text(
@@ -41,9 +36,9 @@ tokens = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1
 aes_keys = st.text(ascii_letters + digits, min_size=43, max_size=43)
 
 
-def source(scheme: str, **options: Any) -> Source:
+def source(scheme: str, public_url: str = "", **options: Any) -> Source:
     found = find(scheme)
-    return found(found.options_class.model_validate({"scheme": scheme, **options}))
+    return found(found.options_class.model_validate({"scheme": scheme, **options}), public_url)
 
 
 def safe(**options: Any) -> Source:
@@ -101,14 +96,10 @@ def xml(**fields: Any) -> bytes:
 
 def text_message(**changes: Any) -> dict[str, Any]:
     return {
-        "ToUserName": "gh_7f083739789a",
-        "FromUserName": "oia2TjuEGTNoeX76QEjQNrcURxG8",
-        "CreateTime": 1395658920,
-        "MsgType": "text",
-        "Content": "hallo",
-        "MsgId": 5993973467416297472,
-        **changes,
-    }
+        "ToUserName": "gh_7f083739789a", "FromUserName": "oia2TjuEGTNoeX76QEjQNrcURxG8",
+        "CreateTime": 1395658920, "MsgType": "text", "Content": "hallo",
+        "MsgId": 5993973467416297472, **changes,
+    }  # fmt: skip
 
 
 def said(value: str | bytes | dict | list | int | None) -> Answer:

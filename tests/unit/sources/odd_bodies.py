@@ -69,6 +69,29 @@ SLOPPY_JSON = {
     "a line feed in a string": b'{"a":"\n"}',
 }
 
+#: JSON with the fields that senders' blocks read, and other bodies in its place.
+SENT_JSON = {
+    "half an emoji": rb'{"id":"1\ud83d","type":"a\ud83d","event":{"type":"\ud83d"},"update_id":1}',
+    "half an emoji as a name": rb'{"\ud83d":{"\udfff":1}}',
+    "NaN": b'{"id":1,"type":"a","x":[NaN,Infinity,-0,1e999]}',
+    "5,000 digits": b'{"id":%b,"type":"a"}' % (b"9" * 5_000),
+    "5,000 deep": b'{"id":1,"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    "a name twice": b'{"id":1,"id":2,"type":"a","type":"b"}',
+    "control characters": b'{"id":"1","type":"a\x1d","text":"\x10\n"}',
+    "bad UTF-8": b'{"id":"\xff","type":"\xf0\x9f"}',
+    "UTF-16": '{"id":"1","type":"a"}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"id":"1","type":"a"}',
+    "a long event": b'{"id":"1","type":"%b","event":{"type":"%b"}}' % (b"x" * 5_000, b"x" * 5_000),
+    "a long id": b'{"id":"%b","event_id":"%b","eventId":"%b"}' % ((b"x" * 5_000,) * 3),
+    "odd types": b'{"id":{},"type":[],"event":[],"event_id":true,"update_id":1.5,"object":{}}',
+    "a list": b'[{"id":1}]',
+    "a text": b'"text"',
+    "a number": b"7",
+    "null": b"null",
+    "no JSON": b"\x00\xff{",
+    "nothing": b"",
+}
+
 #: XML with what XML does not allow, which is read nevertheless.
 SLOPPY_XML = {
     "UTF-7, declared": b'<?xml version="1.0" encoding="utf-7"?><x><a>+ADw-\xff</a></x>',

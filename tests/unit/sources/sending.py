@@ -9,18 +9,17 @@ import pytest
 
 from gateway.delivery import Request
 from gateway.errors import Unverified
-from gateway.sources import find, of, options_class
+from gateway.sources import of, options_class
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import EXAMPLES, NOW, PUBLIC_URL
+from tests.unit.sources.messages import source
 
 URL = "https://hooks.example.com/in/one?a=b"
 
 
 def sender(scheme: str, **changes: Any) -> Source:
     """Return the sending end with the example's options, changed."""
-    found = find(scheme)
-    values = {"scheme": scheme, **EXAMPLES[scheme].options, **changes}
-    return found(found.options_class.model_validate(values), PUBLIC_URL)
+    return source(scheme, PUBLIC_URL, **{**EXAMPLES[scheme].options, **changes})
 
 
 def receiver(scheme: str, **changes: Any) -> Source:
@@ -46,16 +45,9 @@ def send(scheme: str, body: bytes | None = None, at: float = NOW, **changes: Any
 def received(signed: Signed, url: str = URL) -> Request:
     """Return `signed` as it arrives now."""
     parts = urlsplit(url)
-    return Request(
-        method="POST",
-        path=parts.path,
-        query_string="&".join(filter(None, [parts.query, urlencode(signed.query)])),
-        headers={key.lower(): value for key, value in signed.headers.items()},
-        body=signed.body,
-        remote="192.0.2.1",
-        arrived=0.0,
-        received_at=NOW,
-    )
+    query = "&".join(filter(None, [parts.query, urlencode(signed.query)]))
+    headers = {key.lower(): value for key, value in signed.headers.items()}
+    return Request("POST", parts.path, query, headers, signed.body, "192.0.2.1", 0.0, NOW)
 
 
 def unverified(source: Source, request: Request) -> None:

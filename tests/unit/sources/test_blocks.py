@@ -19,10 +19,11 @@ from gateway.config.loading import load
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
 from gateway.process import handover
-from gateway.sources import find, of, options_class
+from gateway.sources import of, options_class
 from gateway.sources.base import Draft, Signed, Source
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import is_secret, post
+from tests.unit.sources.messages import source as of_scheme
 from tests.unit.sources.sending import URL, own, received, unverified
 
 BLOCK = {
@@ -45,13 +46,7 @@ def test_a_table_without_a_scheme_is_a_block():
     assert source().covers_body and source().secret_headers == {"x-sig"}
 
 
-def test_a_block_reaches_the_gateways_children(tmp_path):
-    config = Config(sources={"p": BLOCK}, routes=[{"path": "/", "source": "p", "deadline": 3}])
-    options = handover.read(handover.write(handover.Start(config, [], 0))).config.sources["p"]
-    assert options == config.sources["p"]
-
-
-def test_all_keys_reach_the_gateways_children():
+def test_all_keys_of_blocks_reach_the_gateways_children():
     block = {
         "secrets": "me", "signature": "header:x-sig", "algorithm": ["rsa-sha256", "rsa-sha1"],
         "key": "pem", "methods": ["GET", "POST"], "require": {"header:x-to": "{key}"},
@@ -61,7 +56,7 @@ def test_all_keys_reach_the_gateways_children():
     pubsub = {"scheme": "google_pubsub", "secrets": "me@example.com", "audience": "us"}
     route = {"path": "/", "source": "p", "methods": ["PUT"]}
     routes = [route, {"path": "/x", "source": "p"}, {"path": "/y", "source": "g"}]
-    config = Config(sources={"p": block, "g": pubsub}, routes=routes)
+    config = Config(sources={"p": block, "g": pubsub, "b": BLOCK}, routes=routes)
     there = handover.read(handover.write(handover.Start(config, [], 0))).config
     assert there.sources == config.sources
     assert [each.methods for each in there.routes] == [["PUT"], ["GET", "POST"], ["POST"]]
@@ -106,8 +101,7 @@ def test_times_in_each_form(unit, text, tolerance):
 
 
 def test_woocommerces_ping_is_answered_without_a_signature_and_nothing_else_is():
-    found = find("woocommerce")
-    receiver = found(found.options_class(scheme="woocommerce", secrets=["s"]))
+    receiver = of_scheme("woocommerce", secrets=["s"])
     assert receiver.verify(post("", b"webhook_id=7")).challenge.status == 200
     unverified(receiver, post("", b'{"webhook_id":7}'))
 
@@ -327,7 +321,3 @@ def test_a_place_may_be_in_an_array():
     body = rb'[{"id":7,"type":"a\ud83d","x":NaN}]'
     verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
     assert (verified.identity, verified.event) == ('[7, "a?"]', "a?")
-
-
-def test_its_header_is_kept_from_the_task():
-    assert of_hmac(signature="header:X-Any").secret_headers == {"x-any"}

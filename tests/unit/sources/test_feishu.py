@@ -26,7 +26,6 @@ from tests.unit.sources.messages import (
     each_character,
     is_secret,
     post,
-    said,
     send,
     source,
     texts,
@@ -36,21 +35,17 @@ from tests.unit.sources.sending import unverified
 
 KEY = "kudryavka"
 EVENT = {
-    "schema": "2.0",
+    "schema": "2.0", "event": {"name": "größe"},
     "header": {
-        "event_id": "f7984f25108f8137722bb63cee927e66",
-        "event_type": "contact.user_group.created_v3",
-        "app_id": "cli_xxxxxxxx",
-        "token": "066zT6pS4QCbgj5Do145GfDbbagCHGgF",
+        "event_id": "f7984f25108f8137722bb63cee927e66", "app_id": "cli_xxxxxxxx",
+        "event_type": "contact.user_group.created_v3", "token": "066zT6pS4QCbgj5Do145GfDbbagCHGgF",
     },
-    "event": {"name": "größe"},
-}
+}  # fmt: skip
 OLD = {
-    "uuid": "bc447199585340d1f3728d26b1c0297a",
-    "token": "41a9425ea7df4536a7623e38fa321bae",
+    "uuid": "bc447199585340d1f3728d26b1c0297a", "token": "41a9425ea7df4536a7623e38fa321bae",
     "type": "event_callback",
     "event": {"type": "app_ticket", "app_id": "cli_xxx", "app_ticket": "xxx"},
-}
+}  # fmt: skip
 CHALLENGE = {"challenge": "ajls384kdjx98XX", "token": "xxxxxx", "type": "url_verification"}
 
 
@@ -129,20 +124,8 @@ def test_each_byte_and_each_character_counts():
         unverified(feishu(secrets=key), request)
 
 
-@pytest.mark.parametrize("off", [-301, 301])
-def test_another_time_is_unverified(off):
-    request = replace(signed(encrypted(dump(OLD))), received_at=NOW + off)
-    unverified(feishu(), request)
-    assert OLD["uuid"] in feishu(tolerance=0).verify(request).identity
-
-
 def test_no_two_cipher_texts_are_alike():
     assert len({send(feishu(), b"{}").body for _ in range(100)}) == 100
-
-
-def test_any_of_the_keys_verifies():
-    for secrets in ([KEY, "other"], ["other", KEY]):
-        assert feishu(secrets=secrets).verify(signed(encrypted(dump(OLD)))).body == dump(OLD)
 
 
 def test_signed_by_one_key_and_encrypted_by_another_is_nothing():
@@ -204,12 +187,6 @@ def test_what_we_encrypt_is_decrypted_by_openssl(message, key):
     }
 
 
-def test_the_answer_is_what_the_task_returns():
-    verified = feishu().verify(signed(encrypted(dump(EVENT))))
-    answer = said({"toast": {"type": "info"}})
-    assert feishu().reply(answer, verified, NOW) is answer
-
-
 @given(spoilt(st.just(encrypted(dump(CHALLENGE)))), st.booleans())
 def test_spoilt_requests_are_refused_or_are_a_challenge(body, with_signature):
     request = signed(body) if with_signature else post("", body)
@@ -253,18 +230,10 @@ def test_a_challenge_with_a_wrong_signature_is_not_answered():
 
 
 def test_nothing_but_a_challenge_may_come_without_a_signature_and_all_else_looks_alike():
-    bodies = [
-        encrypted(dump(EVENT)),
-        encrypted(dump({**CHALLENGE, "type": "event_callback"})),
-        encrypted(dump({**CHALLENGE, "token": "xxxxxy"})),
-        encrypted(dump(CHALLENGE), "other"),
-        encrypted(b"hello world"),
-        encrypted(b""),
-        dump({**CHALLENGE, "token": "xxxxxy"}),
-        dump({**CHALLENGE, "type": "event_callback"}),
-        b'{"encrypt":"AAAA"}',
-        b"{",
-    ]
+    other_type, other_token = {"type": "event_callback"}, {"token": "xxxxxy"}
+    unlike = [dump({**CHALLENGE, **changed}) for changed in (other_type, other_token)]
+    bodies = [encrypted(dump(CHALLENGE), "other"), *unlike, b'{"encrypt":"AAAA"}', b"{"]
+    bodies += [encrypted(body) for body in (dump(EVENT), *unlike, b"hello world", b"")]
     sealed = base64.b64decode(json.loads(encrypted(dump(CHALLENGE)))["encrypt"])
     for at in range(16, len(sealed)):
         spoiled = sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :]

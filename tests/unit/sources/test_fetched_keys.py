@@ -19,7 +19,8 @@ from gateway.errors import KeyNotKnown
 from gateway.sources import BLOCKS, find
 from gateway.sources.base import KeyRequest, Source, listed
 from loadtest.examples import example
-from tests.unit.sources.examples import NOW
+from tests.unit.sources.examples import NOW, PUBLIC_URL
+from tests.unit.sources.messages import source as of_scheme
 from tests.unit.sources.sending import own, unverified
 from tests.unit.sources.test_jwt import PRIVATE, pem
 from tests.unit.sources.test_senders import RIGHT, request
@@ -67,10 +68,8 @@ def answer_of(name: str, key: str, kid: str = "7d680d8c70d44e947133cbd499ebc1a61
 
 
 def receiver(name: str, *secrets: str, key: str = "") -> tuple[Source, Keys]:
-    found, vector = find(name), VECTORS[name]
-    public_key = key or listed(vector["secret"])[0]
-    options = {"scheme": name, "secrets": list(secrets) or [SECRETS[name][0]]}
-    source = found(found.options_class.model_validate(options), "https://hooks.example.com")
+    public_key = key or listed(VECTORS[name]["secret"])[0]
+    source = of_scheme(name, PUBLIC_URL, secrets=list(secrets) or [SECRETS[name][0]])
     source.key_store = keys = Keys(answer_of(name, public_key))
     return source, keys
 
@@ -93,11 +92,9 @@ def test_a_vector_is_verified_with_the_key_that_is_fetched(name):
 
 @pytest.mark.parametrize("name", FETCHING)
 def test_with_the_public_key_nothing_is_fetched(name):
-    found, vector = find(name), VECTORS[name]
-    options = found.options_class.model_validate({"scheme": name, "secrets": vector["secret"]})
-    source = found(options, "https://hooks.example.com")
+    source = of_scheme(name, PUBLIC_URL, secrets=VECTORS[name]["secret"])
     assert not source.fetches and not source.key_requests
-    assert source.verify(request(vector))
+    assert source.verify(request(VECTORS[name]))
 
 
 @pytest.mark.parametrize("name", FETCHING)
@@ -130,42 +127,31 @@ def test_every_region_has_its_keys():
         assert source.verify(replace(good, body=body)) and keys.asked[0].url == url
 
 
+#: HOST is the sender's own, FILE as it names them.
 EVIL = [
-    "http://sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.us-west-2.amazonaws.com.evil.example/SimpleNotificationService-0.pem",
-    "https://evil.example/SimpleNotificationService-0.pem",
-    "https://evil.example/https://sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://evil.example#.sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://evil.example?.sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://evil.example\\.sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.evil.example/.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.us-west-2.amazonaws.com:8443/SimpleNotificationService-0.pem",
-    "https://sns.us-west-2.amazonaws.com@evil.example/SimpleNotificationService-0.pem",
-    "https://user:pw@sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.us-west-2.amazonaws.com/../SimpleNotificationService-0.pem",
-    "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem?x=1",
-    "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem#x",
-    "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem\n",
-    "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-%2e.pem",
-    "https://sns.us-west-2.amazonaws.com/bucket/SimpleNotificationService-0.pem",
-    "https://sns.us-w\u0435st-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.us\uff0ewest.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns..amazonaws.com/SimpleNotificationService-0.pem",
-    "https://s3.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.s3.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.s3-us-west-2.amazonaws.com/SimpleNotificationService-0.pem",
-    "https://sns.s3-website-us-east-1.amazonaws.com/SimpleNotificationService-0.pem",
-    "HTTPS://SNS.US-WEST-2.AMAZONAWS.COM/SimpleNotificationService-0.pem",
-    "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-" + "0" * 500 + ".pem",
-    "file:///etc/passwd", "//sns.us-west-2.amazonaws.com/SimpleNotificationService-0.pem", "", "x",
+    "http://HOST/FILE", "https://HOST.evil.example/FILE", "https://evil.example/FILE",
+    "https://evil.example/https://HOST/FILE", "https://evil.example#.HOST/FILE",
+    "https://evil.example?.HOST/FILE", "https://evil.example\\.HOST/FILE",
+    "https://sns.evil.example/.amazonaws.com/FILE", "https://HOST:8443/FILE",
+    "https://HOST@evil.example/FILE", "https://user:pw@HOST/FILE", "https://HOST/../FILE",
+    "https://HOST/FILE?x=1", "https://HOST/FILE#x", "https://HOST/FILE\n",
+    "https://HOST/SimpleNotificationService-%2e.pem", "https://HOST/bucket/FILE",
+    "https://sns.us-w\u0435st-2.amazonaws.com/FILE", "https://sns.us\uff0ewest.amazonaws.com/FILE",
+    "https://sns..amazonaws.com/FILE", "https://s3.amazonaws.com/FILE",
+    "https://sns.s3.amazonaws.com/FILE", "https://sns.s3-us-west-2.amazonaws.com/FILE",
+    "https://sns.s3-website-us-east-1.amazonaws.com/FILE",
+    "HTTPS://SNS.US-WEST-2.AMAZONAWS.COM/FILE",
+    "https://HOST/SimpleNotificationService-" + "0" * 500 + ".pem", "file:///etc/passwd",
+    "//HOST/FILE", "", "x",
 ]  # fmt: skip
+HOSTS = {"sns": "sns.us-west-2.amazonaws.com", "paypal": "api.paypal.com"}
 
 
 @pytest.mark.parametrize("url", EVIL)
-@pytest.mark.parametrize("name", ["sns", "paypal"])
+@pytest.mark.parametrize("name", HOSTS)
 def test_no_request_chooses_another_host(name, url):
     source, keys = receiver(name)
-    url = url if name == "sns" else url.replace("sns.us-west-2.amazonaws.com", "api.paypal.com")
+    url = url.replace("HOST", HOSTS[name]).replace("FILE", "SimpleNotificationService-0.pem")
     good = request(VECTORS[name])
     if name == "sns":
         body = json.dumps({**json.loads(good.body), "SigningCertURL": url}).encode()
@@ -276,9 +262,7 @@ def test_paypal_needs_the_id_beside_the_public_key():
 
 def test_ebays_handshake_is_the_hash_of_challenge_token_and_address():
     # event-notification-nodejs-sdk 1.0.3, lib/validator.js: generateChallengeResponse
-    found = find("ebay")
-    options = {"scheme": "ebay", "secrets": "id:secret", "verify_token": "t" * 32}
-    source = found(found.options_class.model_validate(options), "https://hooks.example.com")
+    source = of_scheme("ebay", PUBLIC_URL, secrets="id:secret", verify_token="t" * 32)
     asked = Request("GET", "/ebay", "challenge_code=a1b2", {}, b"", "", 0.0, NOW)
     expected = sha256(b"a1b2" + b"t" * 32 + b"https://hooks.example.com/ebay").hexdigest()
     assert json.loads(source.handshake(asked).body) == {"challengeResponse": expected}
@@ -289,12 +273,7 @@ def test_check_warns_of_a_key_that_is_everybodys(name):
     vector = VECTORS[name]
     for more, warned in (([], True), ([SECRETS[name][0]], False)):
         options = {"scheme": name, "secrets": [*listed(vector["secret"]), *more]}
-        config = Config.model_validate(
-            {
-                "sources": {"a": options},
-                "routes": [{"path": "/a", "source": "a"}],
-                "public_url": "https://hooks.example.com",
-            }
-        )
+        routes = [{"path": "/a", "source": "a"}]
+        config = Config(sources={"a": options}, routes=routes, public_url=PUBLIC_URL)
         found = [each for each in sources(config) if "all its users" in str(each)]
         assert bool(found) == warned

@@ -84,23 +84,17 @@ def meta(**changes: str) -> str:
 
 def test_meta_gets_its_challenge_back():
     assert get(receiver("meta"), meta()) == Answer(200, TEXT, b"1158201444")
-    assert (
-        get(receiver("meta", verify_token="gewählt&"), meta(verify_token="gewählt&")).status == 200
-    )
+    token = "gewählt&"
+    assert get(receiver("meta", verify_token=token), meta(verify_token=token)).status == 200
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        "",
-        meta(verify_token="Chosen"),
-        meta(verify_token=""),
-        meta(verify_token="gewählt"),
-        meta(mode="unsubscribe"),
-        meta(challenge=""),
-        "hub.mode=subscribe&hub.challenge=1",
+        "", "hub.mode=subscribe&hub.challenge=1", meta(mode="unsubscribe"), meta(challenge=""),
+        *(meta(verify_token=token) for token in ("Chosen", "", "gewählt")),
     ],
-)
+)  # fmt: skip
 def test_meta_without_the_token_is_unverified(query):
     with pytest.raises(Unverified):
         get(receiver("meta"), query)

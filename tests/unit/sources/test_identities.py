@@ -18,6 +18,7 @@ from gateway.delivery import Request
 from gateway.errors import Unverified
 from gateway.sources.base import Draft, Signed, Verified
 from tests.unit.sources.examples import DEEP, EXAMPLES, NOW
+from tests.unit.sources.messages import xml
 from tests.unit.sources.sending import URL, received, receiver, sender
 
 
@@ -46,19 +47,13 @@ class One:
         return received(Signed(signed.body, both, signed.query), self.url)
 
 
-def xml(**fields: Any) -> bytes:
-    return (
-        f"<xml>{''.join(f'<{k}><![CDATA[{v}]]></{k}>' for k, v in fields.items())}</xml>".encode()
-    )
-
-
 VOICE = {
     "ToUserName": "gh_1", "FromUserName": "o_1", "CreateTime": 1_700_000_000, "MsgType": "voice",
-    "MediaId": "m1", "MsgId": 23_000_000_000_000_001,
+    "MediaId": "m1", "Content": "c1", "MsgId": 23_000_000_000_000_001,
 }  # fmt: skip
 CLICK = {
     "ToUserName": "gh_1", "FromUserName": "o_1", "CreateTime": 1_700_000_000, "MsgType": "event",
-    "Event": "CLICK", "EventKey": "k1",
+    "Event": "CLICK", "EventKey": "k1", "TraceId": "t1",
 }  # fmt: skip
 GITHUB = {
     "X-GitHub-Delivery": "d1", "X-GitHub-Event": "push", "X-GitHub-Hook-ID": "1",

@@ -36,29 +36,28 @@ def pem(key: Any, private: bool = False) -> str:
     if private:
         how = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         return key.private_bytes(serialization.Encoding.PEM, *how).decode()
-    return (
-        key.public_key()
-        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        .decode()
-    )
+    how = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(serialization.Encoding.PEM, how).decode()
 
 
 def source(secret: str, **more: Any) -> Source:
     block = {
-        "signature": "header:authorization",
-        "prefix": "Bearer ",
-        "algorithm": "jwt",
+        "signature": "header:authorization", "prefix": "Bearer ", "algorithm": "jwt",
         "require": {"claim:/iss": "partner", "claim:/hash": "{body|sha256hex}"},
-        "identity": "claim:/jti",
-        "event": "json:/type",
-        **more,
-    }
+        "identity": "claim:/jti", "event": "json:/type", **more,
+    }  # fmt: skip
     return own(secrets=secret, **block)
 
 
-def verify(found: Source, token: str, body: bytes = BODY, now: float = NOW) -> Verified:
+def verify(found: Source, token: str, now: float = NOW) -> Verified:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return found.verify(replace(received(Signed(body, headers)), received_at=now))
+    return found.verify(replace(received(Signed(BODY, headers)), received_at=now))
+
+
+def refused(found: Source, token: str, error: type[Unverified] = Unverified) -> None:
+    """See that `found` refuses the token."""
+    with pytest.raises(error):
+        verify(found, token)
 
 
 def encode(header: Any, claims: Any, signature: str = "") -> str:
@@ -74,8 +73,7 @@ def test_we_verify_what_the_library_signs_and_the_other_way_round(algorithm):
 
     assert verify(source(secret), token) == Verified(BODY, '["7", "order.paid"]', "order.paid")
     for bad in (token[:-9] + "AAAAAAAAA", token.replace(".", ".e", 1), token + "x", token + "="):
-        with pytest.raises(Unverified):
-            verify(source(secret), bad)
+        refused(source(secret), bad)
 
     signed = source(private).sign(Draft(BODY, URL, NOW))
     ours = signed.headers["authorization"].removeprefix("Bearer ")
@@ -93,20 +91,16 @@ def test_no_token_chooses_what_verifies_it():
     for name in ("none", "None", "NONE", "", "hs256"):
         for token in (encode({"alg": name}, CLAIMS), encode({"alg": name}, CLAIMS, "AAAA")):
             for found in (of_rsa, shared):
-                with pytest.raises(Unverified):
-                    verify(found, token)
+                refused(found, token)
     for text in (public, public.strip(), public.replace("\n", "")):
-        with pytest.raises(Unverified):
-            verify(of_rsa, jwt_of(CLAIMS, text))
+        refused(of_rsa, jwt_of(CLAIMS, text))
     for name, key in signing.items():
         for other in signing.keys() - {name}:
-            with pytest.raises(Unverified):
-                verify(source(pem(key)), jwt.encode(CLAIMS, signing[other], other))
+            refused(source(pem(key)), jwt.encode(CLAIMS, signing[other], other))
     another = ec.generate_private_key(ec.SECP256R1())
     jwk = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(another.public_key()))
     for header in ({"jwk": jwk}, {"jku": "https://evil.example/keys"}, {"x5u": "https://evil/"}):
-        with pytest.raises(Unverified):
-            verify(source(pem(PRIVATE["ES256"])), jwt.encode(CLAIMS, another, "ES256", header))
+        refused(source(pem(PRIVATE["ES256"])), jwt.encode(CLAIMS, another, "ES256", header))
 
 
 @pytest.mark.parametrize("secret", ["-----BEGIN PUBLIC KEY-----MFk-----END PUBLIC KEY-----", ""])
@@ -135,8 +129,7 @@ def test_a_public_key_that_is_none_is_no_shared_secret(secret):
     ],
 )
 def test_each_claim_counts(changed, error):
-    with pytest.raises(error):
-        verify(source(SECRET), jwt_of({**CLAIMS, **changed}))
+    refused(source(SECRET), jwt_of({**CLAIMS, **changed}), error)
 
 
 def test_times_are_not_checked_without_a_tolerance():
@@ -154,8 +147,7 @@ def test_one_of_several_audiences_is_enough():
     for audience in ("me", ["you", "me"]):
         assert verify(found, jwt.encode({"aud": audience, "exp": NOW}, SECRET, "HS256"))
     for audience in ("you", ["you"], [], [["me"]], {"me": 1}, 1, None):
-        with pytest.raises(Unverified):
-            verify(found, jwt_of({"aud": audience, "exp": NOW}))
+        refused(found, jwt_of({"aud": audience, "exp": NOW}))
 
 
 def jwt_of(claims: Any, key: str = SECRET) -> str:
@@ -185,21 +177,14 @@ def test_the_body_may_be_the_token():
         encode({"alg": "HS256", "kid": 1}, {}, "AAAA"),
         encode({"alg": "\ud800"}, {}, "AAAA"),
         encode({"alg": "HS256", "crit": ["b64"]}, CLAIMS, "AAAA"),
+        *(jwt_of(claims) for claims in ([], "x", 1, None)),
     ],
 )
 def test_what_is_no_token_is_unverified(token):
-    with pytest.raises(Unverified):
-        verify(source(SECRET), token)
+    refused(source(SECRET), token)
 
 
 def test_a_missing_token_is_missing():
-    with pytest.raises(SignatureMissing):
-        verify(source(SECRET), "")
+    refused(source(SECRET), "", SignatureMissing)
     with pytest.raises(SignatureMissing):
         source(SECRET).verify(received(Signed(BODY, {"Authorization": f"Basic {jwt_of(CLAIMS)}"})))
-
-
-def test_claims_that_are_no_object_are_unverified():
-    for claims in ([], "x", 1, None):
-        with pytest.raises(Unverified):
-            verify(source(SECRET), jwt_of(claims))

@@ -15,14 +15,7 @@ from wechatpy.crypto import WeChatCrypto
 from wechatpy.enterprise.crypto import WeChatCrypto as WeComCrypto
 from wechatpy.utils import WeChatSigner
 
-from gateway.sources.wechat_crypto import (
-    CryptoOptions,
-    Opened,
-    decrypt,
-    encrypt,
-    seal,
-    signature,
-)
+from gateway.sources.wechat_crypto import CryptoOptions, Opened, decrypt, encrypt, seal, signature
 from tests.unit.sources.messages import VECTORS, aes_keys, texts, tokens
 
 KEY = bytes(range(32))
