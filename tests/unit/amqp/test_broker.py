@@ -38,7 +38,7 @@ async def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
     assert most == min(count, broker._AT_ONCE)
 
 
-def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, caplog):
+async def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, caplog):
     answers = {}
 
     async def declare(_connection, queue, arguments):
@@ -50,14 +50,11 @@ def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, caplog)
     queues = ["quick", *(f"frozen-{number}" for number in range(6))]
     routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
 
-    async def work() -> None:
-        await broker.ensure_queues(None, routes)
-        answers["frozen-0"].set_result(True)
-        answers["frozen-1"].set_exception(pika.exceptions.ConnectionClosed(320, "lost"))
-        await asyncio.sleep(0)
-
-    asyncio.run(work())
-    (told,) = [record.message for record in caplog.records]
+    await broker.ensure_queues(None, routes)
+    answers["frozen-0"].set_result(True)
+    answers["frozen-1"].set_exception(pika.exceptions.ConnectionClosed(320, "lost"))
+    await asyncio.sleep(0)
+    (told,) = caplog.messages
     assert told.endswith("exist: frozen-0, frozen-1, frozen-2, frozen-3, frozen-4 and 1 more")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from types import SimpleNamespace
 
@@ -63,26 +65,50 @@ def errors(messages: list[PendingTask]) -> dict[int, type]:
     return {n: type(p.error) for n, p in enumerate(messages, 1) if p.error is not None}
 
 
-def test_an_ack_confirms_its_message(confirms, metrics):
-    messages = publish(confirms, 3)
-    confirms.confirm(2, multiple=False, acked=True)
-    assert confirmed(messages) == [2]
-    assert confirms
-    confirms.confirm(3, multiple=False, acked=True)
-    confirms.confirm(1, multiple=False, acked=True)
-    assert confirmed(messages) == [1, 2, 3]
-    assert not confirms
-    assert counted(metrics, PUBLISHED, error_type="") == 3
+Step = Callable[[Confirms], None]
 
 
-def test_an_ack_of_several_confirms_all_before_it(confirms):
-    messages = publish(confirms, 6)
-    confirms.confirm(2, multiple=False, acked=True)
-    confirms.confirm(4, multiple=True, acked=True)
-    assert confirmed(messages) == [1, 2, 3, 4]
-    confirms.confirm(3, multiple=True, acked=True)  # late, and for nobody
-    confirms.confirm(6, multiple=True, acked=True)
-    assert confirmed(messages) == [1, 2, 3, 4, 5, 6]
+def ack(tag: int, multiple: bool = False, acked: bool = True) -> Step:
+    return lambda confirms: confirms.confirm(tag, multiple=multiple, acked=acked)
+
+
+def ack_all(tag: int, acked: bool = True) -> Step:
+    return ack(tag, multiple=True, acked=acked)
+
+
+RETURN = partial(give_back, task_id="id-2")
+GIVE_UP = partial(Confirms.give_up, sent_before=2.0)
+LOSE = partial(Confirms.fail, error=BrokerUnavailable())
+
+
+@pytest.mark.parametrize(
+    ("number", "steps", "taken", "failed"),
+    [
+        (3, [ack(2)], [2], {}),
+        (3, [ack(2), ack(3), ack(1)], [1, 2, 3], {}),
+        (6, [ack(2), ack_all(4)], [1, 2, 3, 4], {}),
+        # The third is late, and for nobody.
+        (6, [ack(2), ack_all(4), ack_all(3), ack_all(6)], [1, 2, 3, 4, 5, 6], {}),
+        (3, [ack_all(2, acked=False)], [], {1: Rejected, 2: Rejected}),
+        (3, [RETURN, ack_all(3)], [1, 3], {2: Unroutable}),
+        (3, [GIVE_UP], [], {1: NotConfirmed, 2: NotConfirmed}),
+        (3, [GIVE_UP, ack(1), ack_all(3)], [3], {1: NotConfirmed, 2: NotConfirmed}),
+        (2, [ack(1), LOSE], [1], {2: BrokerUnavailable}),
+        # Tags that were never given confirm no more than there is.
+        (1, [ack_all(0)], [], {}),
+        *((1, [ack_all(tag)], [1], {}) for tag in (2, 2**63)),
+        *((1, [ack_all(tag), ack(1)], [1], {}) for tag in (0, 2, 2**63)),
+    ],
+)
+def test_what_becomes_of_messages(confirms, metrics, number, steps, taken, failed):
+    messages = publish(confirms, number)
+    for step in steps:
+        step(confirms)
+    assert (confirmed(messages), errors(messages)) == (taken, failed)
+    assert bool(confirms) == (len(taken) + len(failed) < number)
+    assert counted(metrics, PUBLISHED, error_type="") == len(taken)
+    rejected = [*failed.values()].count(Rejected)
+    assert counted(metrics, PUBLISHED, error_type="rejected") == rejected
 
 
 def test_an_ack_of_several_looks_only_at_what_waits(confirms):
@@ -105,13 +131,6 @@ def test_an_ack_of_several_looks_only_at_what_waits(confirms):
     assert confirmed(messages) == [1, 2, 3, 4, 5]
 
 
-def test_a_nack_rejects(confirms, metrics):
-    messages = publish(confirms, 3)
-    confirms.confirm(2, multiple=True, acked=False)
-    assert errors(messages) == {1: Rejected, 2: Rejected}
-    assert counted(metrics, PUBLISHED, error_type="rejected") == 2
-
-
 def test_a_queue_that_has_taken_nothing_yet_is_told(confirms, rejecting):
     publish(confirms, 3)
     confirms.confirm(1, multiple=False, acked=False)
@@ -119,23 +138,6 @@ def test_a_queue_that_has_taken_nothing_yet_is_told(confirms, rejecting):
     confirms.confirm(2, multiple=False, acked=True)
     confirms.confirm(3, multiple=False, acked=False)
     assert rejecting == ["queue"]
-
-
-def test_an_ack_of_what_was_returned_is_no_success(confirms):
-    messages = publish(confirms, 3)
-    give_back(confirms, "id-2")
-    confirms.confirm(3, multiple=True, acked=True)
-    assert errors(messages) == {2: Unroutable}
-    assert confirmed(messages) == [1, 3]
-
-
-def test_what_is_overdue_is_given_up_and_its_late_ack_confirms_nothing(confirms):
-    messages = publish(confirms, 3)
-    confirms.give_up(sent_before=2.0)
-    assert errors(messages) == {1: NotConfirmed, 2: NotConfirmed}
-    confirms.confirm(1, multiple=False, acked=True)
-    confirms.confirm(3, multiple=True, acked=True)
-    assert confirmed(messages) == [3]
 
 
 def test_a_late_return_is_not_that_of_a_later_try_under_the_same_task_id(confirms):
@@ -192,21 +194,4 @@ def test_what_nobody_waits_for_has_a_tag_too(confirms):
     confirms.confirm(1, multiple=False, acked=True)
     assert confirmed(messages) == []
     confirms.confirm(2, multiple=False, acked=True)
-    assert confirmed(messages) == [1]
-
-
-def test_a_lost_channel_fails_what_is_not_confirmed(confirms):
-    messages = publish(confirms, 2)
-    confirms.confirm(1, multiple=False, acked=True)
-    confirms.fail(BrokerUnavailable())
-    assert errors(messages) == {2: BrokerUnavailable}
-    assert not confirms
-
-
-@pytest.mark.parametrize("tag", [0, 2, 2**63])
-def test_a_tag_that_was_never_given_confirms_no_more_than_there_is(confirms, tag):
-    messages = publish(confirms, 1)
-    confirms.confirm(tag, multiple=True, acked=True)
-    assert confirmed(messages) == ([1] if tag else [])
-    confirms.confirm(1, multiple=False, acked=True)
     assert confirmed(messages) == [1]

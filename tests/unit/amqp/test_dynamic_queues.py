@@ -18,19 +18,10 @@ from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from tests.support.requests import counted
 
-CONFIG = Config(
-    routes=[
-        {
-            "path": "/{s}",
-            "queue": "s-{param:s}",
-            "queue_pattern": "s-[a-z]",
-            "queue_limit": 2,
-            "queue_expires": 40,
-        }
-    ]
-)
-(ROUTE,) = CONFIG.routes
 PATH = "/{s}"
+OWN = {"queue": "s-{param:s}", "queue_pattern": "s-[a-z]", "queue_limit": 2, "queue_expires": 40}
+CONFIG = Config(routes=[{"path": PATH, **OWN}])
+(ROUTE,) = CONFIG.routes
 
 
 class Queues(DynamicQueues):

@@ -35,12 +35,9 @@ def template(frame_max: int = 131_072, **options) -> Template:
 
 names = st.text(max_size=63)  # 252 bytes at the most
 ids = st.text(min_size=1, max_size=63)
+numbers = st.integers(-(2**63), 2**63 - 1)
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.text()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.binary(max_size=20),
+    st.none() | st.booleans() | st.text() | numbers | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=10,
 )
@@ -83,13 +80,10 @@ def test_pika_reads_the_message_that_was_meant(message, reply_to, frame_max):
     assert (publish.mandatory, publish.immediate) == (True, False)
     properties = vars(header.properties)
     assert {name: value for name, value in properties.items() if value is not None} == {
-        "content_type": CONTENT_TYPE,
-        "content_encoding": CONTENT_ENCODING,
-        "headers": message.headers(),
-        "delivery_mode": 2 if message.persistent else 1,
-        "correlation_id": message.task_id,
-        **({} if reply_to is None else {"reply_to": reply_to}),
-    }
+        "content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING,
+        "headers": message.headers(), "delivery_mode": 2 if message.persistent else 1,
+        "correlation_id": message.task_id, **({} if reply_to is None else {"reply_to": reply_to}),
+    }  # fmt: skip
     assert header.body_size == len(message.body)
     assert b"".join(frame.fragment for frame in bodies) == message.body
     assert all(0 < len(frame.fragment) <= frame_max - OVERHEAD for frame in bodies)

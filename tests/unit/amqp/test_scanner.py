@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -146,8 +147,10 @@ def pikas_own() -> Rig:
     return Rig(AsyncioConnection)
 
 
-def scanned() -> Rig:
+def scanned(before: bytes = b"") -> Rig:
+    """Return one that has received something before there was a scanner."""
     rig = Rig(TurnConnection, throttling=Mock())
+    rig.connection._proto_data_received(before)
     scanner = rig.connection.scan(OURS, rig.confirm)
     scanner.consume(CONSUMER, lambda *reply: rig.reply(OURS, CONSUMER, *reply))
     return rig
@@ -201,17 +204,7 @@ def test_the_return_comes_before_its_ack():
 
 def test_what_pika_has_begun_to_read_is_read_on():
     """A frame may have arrived in part before there is a scanner."""
-    first, rest = RETURN_THEN_ACK[:5], RETURN_THEN_ACK[5:]
-
-    async def run():
-        rig = Rig(TurnConnection, throttling=Mock())
-        rig.connection._proto_data_received(first)
-        scanner = rig.connection.scan(OURS, rig.confirm)
-        scanner.consume(CONSUMER, lambda *reply: rig.reply(OURS, CONSUMER, *reply))
-        rig.connection._proto_data_received(rest)
-        return rig
-
-    rig = asyncio.run(run())
+    rig = hear(partial(scanned, RETURN_THEN_ACK[:5]), [RETURN_THEN_ACK[5:]])
     assert rig.heard == hear(pikas_own, [RETURN_THEN_ACK]).heard
     assert rig.connection.bytes_received == len(RETURN_THEN_ACK)
 
@@ -234,18 +227,12 @@ def test_a_reply_that_is_too_large_is_only_counted(monkeypatch):
     assert bodies == [10, b"x" * 9]
 
 
-@pytest.mark.parametrize("frame", [Basic.Ack(1), Basic.Nack(1)])
-def test_a_frame_without_its_end_ends_the_connection(frame):
-    broken = pika.frame.Method(OURS, frame).marshal()[:-1] + b"\0"
-    for make in (pikas_own, scanned):
+@pytest.mark.parametrize("make", [pikas_own, scanned])
+def test_a_frame_without_its_end_and_more_body_than_announced_end_the_connection(make):
+    for frame in (Basic.Ack(1), Basic.Nack(1)):
         with pytest.raises(InvalidFrameError):
-            hear(make, [broken])
-
-
-def test_more_body_than_announced_ends_the_connection():
+            hear(make, [pika.frame.Method(OURS, frame).marshal()[:-1] + b"\0"])
     frames = delivery(OURS, CONSUMER, b"x" * 10, 4)
     frames[1].body_size = 9
-    data = b"".join(frame.marshal() for frame in frames)
-    for make in (pikas_own, scanned):
-        with pytest.raises(BodyTooLongError):
-            hear(make, [data])
+    with pytest.raises(BodyTooLongError):
+        hear(make, [b"".join(frame.marshal() for frame in frames)])
