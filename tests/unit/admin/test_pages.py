@@ -153,9 +153,8 @@ def test_every_state_has_a_look_and_what_is_written_is_escaped():
     assert tall <= 20  # the scale has a floor: one failure is a fifth of it
     links = widgets.bars([("bad", [1, 2])], "x", links=lambda column: f"?{column}&'")
     assert 'href="?1&amp;&#39;" tabindex="-1"' in links and "aria-hidden" in links
-    assert 'width="50.0%"' in widgets.meter(1, 2, "x") and 'width="0.0%"' in widgets.meter(
-        1, 0, "x"
-    )
+    assert 'width="50.0%"' in widgets.meter(1, 2, "x")
+    assert 'width="0.0%"' in widgets.meter(1, 0, "x")
     assert widgets.slots(1, 2, hangs=True).count("<rect") == 2 and widgets.slots(1, 99) == ""
 
 
@@ -233,9 +232,8 @@ def test_an_edited_copy_has_no_sender_who_waits():
     copy = replace(
         ENTRY, delivery=delivery, runs=runs, published=None, status=None, ended_at=at(1), replays=1
     )
-    assert "so no sender waits" in story(Config(), copy) and "no answer yet" not in story(
-        Config(), copy
-    )
+    told = story(Config(), copy)
+    assert "so no sender waits" in told and "no answer yet" not in told
     begun, worked = timeline(Config(), copy)
     assert not begun and [each.name for each in worked] == ["Sent", "Its end was noticed"]
 
@@ -402,12 +400,7 @@ def test_a_task_hangs_when_its_callers_have_waited_for_ten_deadlines():
 
 @pytest.mark.parametrize(
     ("uptime", "queues", "state"),
-    [
-        (70, {"q", "r"}, "replaced"),
-        (80, {"q"}, "lost"),
-        (10, {"r"}, "lost"),
-        (None, {"q"}, "lost"),
-    ],
+    [(70, {"q", "r"}, "replaced"), (80, {"q"}, "lost"), (10, {"r"}, "lost"), (None, {"q"}, "lost")],
 )
 def test_a_worker_is_not_lost_where_another_has_begun_for_its_queues(uptime, queues, state):
     look = Look(1_000.0, workers={"new": Worker(queues=queues, uptime=uptime)})
@@ -495,6 +488,5 @@ def test_a_state_of_a_newer_gateway_is_shown_by_its_name():
     newer = replace(ENTRY, state="held-back")
     assert "<span>held-back</span>" in widgets.badge(newer.state)
     assert "held-back" in story(Config(), newer)
-    assert (
-        widgets.tone(newer.state) and widgets.trouble(newer.state, 3) and timeline(Config(), newer)
-    )
+    assert widgets.tone(newer.state) and widgets.trouble(newer.state, 3)
+    assert timeline(Config(), newer)

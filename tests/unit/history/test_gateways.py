@@ -34,11 +34,8 @@ def test_a_line_has_no_secret_and_comes_back_as_it_was():
     assert len(own.secret_key) == 8 and line(secret_key=None).secret_key == ""
     assert own.settings["timeout"] == 10.0 and own.broker == ["one:5672//"]
 
-    reply = [
-        b"107.5",
-        [b"a:1", b"100.25 " + text.encode(), b"b:1", b'107.5 {"name": "b:1", "x": 1}'],
-    ]
-    now, lines = read(reply)
+    pairs = [b"a:1", b"100.25 " + text.encode(), b"b:1", b'107.5 {"name": "b:1", "x": 1}']
+    now, lines = read([b"107.5", pairs])
     assert now == 107.5 and [each.silent for each in lines] == [7.25, 0.0]
     assert lines[0].model_copy(update={"silent": 0.0}) == own
     assert not lines[0].lost and lines[0].model_copy(update={"silent": 8.5}).lost

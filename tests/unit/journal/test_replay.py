@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -40,6 +39,7 @@ def aim(one: Entry, *routes: dict) -> tuple[str, str, str]:
     return found.task, found.queue, found.options.get("exchange", "")
 
 
+EXCHANGED = {"queue": "o.paid", "options": {"exchange": "events"}}
 DYNAMIC = {
     "task": "shop.take", "queue": "s-{header:x}", "queue_pattern": "s-[0-9]+",
     "static_queue": "sessions",
@@ -54,34 +54,18 @@ DYNAMIC = {
         ({}, [{"task": "shop.new", "queue": "orders"}], ("shop.new", "orders", "")),
         ({}, [{"task": "shop.new", "queue": "new"}], ("shop.new", "new", "")),
         # Of several routes the one with the same task is meant.
-        (
-            {},
-            [
-                {"task": "shop.a", "queue": "orders", "when": {"json:/a": "1"}},
-                {"task": "shop.take", "queue": "new"},
-            ],
-            ("shop.take", "new", ""),
-        ),
+        ({}, [{"task": "shop.a", "queue": "orders", "when": {"json:/a": "1"}},
+              {"task": "shop.take", "queue": "new"}], ("shop.take", "new", "")),
         # A dynamic queue may be gone.
         ({"queue": "s-7"}, [DYNAMIC], ("shop.take", "sessions", "")),
         ({}, [DYNAMIC], ("shop.take", "sessions", "")),
-        (
-            {"queue": "o.paid", "options": {"exchange": "events"}},
-            [{"task": "shop.take", "exchange": "events", "routing_key": "o.{header:x}"}],
-            ("shop.take", "o.paid", "events"),
-        ),
-        (
-            {"queue": "o.paid", "options": {"exchange": "events"}},
-            [{"task": "shop.take", "queue": "orders"}],
-            ("shop.take", "orders", ""),
-        ),
-        (
-            {},
-            [{"task": "shop.take", "exchange": "events", "routing_key": "o"}],
-            ("shop.take", "o", "events"),
-        ),
+        (EXCHANGED, [{"task": "shop.take", "exchange": "events", "routing_key": "o.{header:x}"}],
+         ("shop.take", "o.paid", "events")),
+        (EXCHANGED, [{"task": "shop.take", "queue": "orders"}], ("shop.take", "orders", "")),
+        ({}, [{"task": "shop.take", "exchange": "events", "routing_key": "o"}],
+         ("shop.take", "o", "events")),
     ],
-)
+)  # fmt: skip
 def test_a_replay_goes_where_its_route_leads_today(fields, routes, found):
     assert aim(entry(**fields), *routes) == found
 
@@ -90,13 +74,8 @@ def test_a_replay_goes_where_its_route_leads_today(fields, routes, found):
     ("routes", "why"),
     [
         ([{"path": "/other"}], CHANGED + "no route has the path /orders"),
-        (
-            [
-                {"task": "shop.a", "when": {"json:/a": "1"}},
-                {"task": "shop.b", "when": {"json:/a": "2"}},
-            ],
-            CHANGED + "2 routes have the path /orders",
-        ),
+        ([{"task": f"shop.{n}", "when": {"json:/a": n}} for n in "12"],
+         CHANGED + "2 routes have the path /orders"),
         ([{"task": "shop.a", "exchange": "events", "routing_key": "o.{header:x}"}],
          "/orders has a new exchange, and a routing key that only a request has"),
     ],
@@ -145,18 +124,15 @@ def messages() -> int:
         (BrokerUnavailable, NotConfirmed),
     ],
 )
-def test_what_a_replay_comes_to(monkeypatch, uncollected, error, raised):
+async def test_what_a_replay_comes_to(monkeypatch, uncollected, error, raised):
     monkeypatch.setattr(replay, "publisher_for", lambda *_: Publisher(error))
-
-    async def run() -> type[Exception] | None:
-        async with replay.publishing(Config()) as publish:
-            try:
-                await publish(ENTRY, "task-id")
-            except RequestError as failure:
-                return type(failure)
-        return None
-
-    assert asyncio.run(run()) is raised
+    found = None
+    async with replay.publishing(Config()) as publish:
+        try:
+            await publish(ENTRY, "task-id")
+        except RequestError as failure:
+            found = type(failure)
+    assert found is raised
     assert messages() == 0
 
 

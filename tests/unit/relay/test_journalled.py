@@ -150,14 +150,12 @@ def test_what_cannot_be_read_is_refused_and_not_ignored(ignore, kept):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"journal": 0}, {"journal": 9}, {"journal": 10, "route": {"journal": False}}],
+    ("journal", "route"),
+    [(0, {}), (9, {}), (10, {"journal": False})],
     ids=["no journal", "no room", "not this route"],
 )
-def test_what_no_route_takes_is_not_kept_where_there_is_no_room(ignore, kept, settings):
-    settings = dict(settings)
-    route = {**IGNORED_BY["event"], **settings.pop("route", {})}
-    assert ignore(route, **settings).status == 204
+def test_what_no_route_takes_is_not_kept_where_there_is_no_room(ignore, kept, journal, route):
+    assert ignore({**IGNORED_BY["event"], **route}, journal=journal).status == 204
     assert kept == []
 
 
@@ -234,13 +232,7 @@ def test_a_delivery_that_a_route_takes_has_no_reason(ask, caplog, log_requests):
 @pytest.mark.parametrize(
     ("path", "signature", "status", "level", "reason"),
     [
-        (
-            "/forge",
-            f"sha256={'0' * 64}",
-            401,
-            "WARNING",
-            "unverified: The signature does not match.",
-        ),
+        ("/forge", WRONG, 401, "WARNING", "unverified: The signature does not match."),
         ("/forge", "", 401, "WARNING", "unverified: The header x-hub-signature-256 is missing."),
         ("/plain", "", 400, "INFO", "bad-request: json:/id is missing."),
     ],

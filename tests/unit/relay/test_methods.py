@@ -22,11 +22,9 @@ OWN = {"signature": "header:x-signature", "secrets": "s", "identity": "digest"}
 
 
 def endpoint(source: Mapping[str, Any] | None, *routes: Mapping[str, Any]) -> Endpoint:
-    sources = {} if source is None else {"a": source}
-    some = [{"path": "/in", **({"source": "a"} if source else {}), **each} for each in routes]
-    config = Config.model_validate(
-        {"sources": sources, "routes": some, "public_url": "https://hooks.example.com"}
-    )
+    named, sources = ({"source": "a"}, {"a": source}) if source else ({}, {})
+    some = [{"path": "/in", **named, **each} for each in routes]
+    config = Config(sources=sources, routes=some, public_url="https://hooks.example.com")
     return Routes(config).find("/in")[0]
 
 

@@ -188,8 +188,5 @@ def test_task_gets_no_secrets_but_those_it_asks_for():
         "authorization": "Basic x", "cookie": "a=b", "proxy-authorization": "Basic y",
         "x-hub-signature-256": "sha256=0", "x-github-event": "push",
     }  # fmt: skip
-    assert found.headers(request(**given)) == {
-        "authorization": "Basic x",
-        "x-github-event": "push",
-    }
+    assert found.headers(request(**given)) == {"authorization": "Basic x", "x-github-event": "push"}
     assert endpoint(Route(path="/")).headers(request(**given)) == given
