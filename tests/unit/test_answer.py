@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import reduce
 from http import HTTPStatus
 from uuid import UUID
 
@@ -80,10 +81,7 @@ def test_what_celerys_json_carries_beyond_json_is_written_as_text(value, text):
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 
 
-nested = st.recursive(plain | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v))
-
-
-@given(nested)
+@given(st.recursive(plain | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))
 def test_any_json_value_can_be_read_back(value):
     assert json.loads(answered([value]).body) == [value]
 
@@ -204,10 +202,7 @@ def test_what_json_cannot_say_is_refused(value):
 
 
 def nested(levels: int) -> list:
-    deep: list = []
-    for _ in range(levels - 1):
-        deep = [deep]
-    return deep
+    return reduce(lambda inner, _: [inner], range(levels - 1), [])
 
 
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"status": 201, "body": v}])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -34,6 +35,19 @@ def variables(monkeypatch):
     """Have the variables that an attachment sets restored."""
     for name in VARIABLES:
         monkeypatch.setenv(name, "amqp://from-the-shell.example.com//")
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module of such a name to the working directory, to be imported."""
+
+    def write(name: str, code: str) -> None:
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return write
 
 
 def shop(**options: str) -> Celery:
@@ -85,6 +99,10 @@ def subclass() -> Celery:
     return Shop("shop", broker=STAGING, set_as_current=False)
 
 
+def url_of(one: Any) -> str:
+    return one.as_uri(include_password=True)
+
+
 DJANGOS = {
     "CELERY_BROKER_URL": STAGING, "CELERY_RESULT_BACKEND": STORE,
     "CELERY_BROKER_USE_SSL": {"ca_certs": "x"},
@@ -106,11 +124,11 @@ def test_neither_broker_nor_store_is_the_apps_own(make):
     Attachment(OURS).apply(app)
 
     for connection in (app.connection_for_read(), app.connection_for_write(), app.connection()):
-        assert connection.as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+        assert url_of(connection) == OURS["GATEWAY_BROKER_URL"]
         assert (connection.userid, connection.password) == (None, None)
         assert not connection.ssl
         assert "global_keyprefix" not in connection.transport_options
-    assert app.backend.as_uri(include_password=True) == OURS["GATEWAY_RESULT_BACKEND"]
+    assert url_of(app.backend) == OURS["GATEWAY_RESULT_BACKEND"]
     assert app.backend.connparams["port"] == 7 and app.backend.connparams["db"] == 1
     assert not app.backend.connparams.get("password")
     assert app.backend.key_t(app.backend.get_key_for_task("id")) == b"celery-task-meta-id"
@@ -125,15 +143,15 @@ def test_what_the_apps_module_sets_in_the_environment_is_set_back(name):
     app = constructor()
     attachment.apply(app)
 
-    assert app.connection_for_read().as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
-    assert app.connection_for_write().as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+    assert url_of(app.connection_for_read()) == OURS["GATEWAY_BROKER_URL"]
+    assert url_of(app.connection_for_write()) == OURS["GATEWAY_BROKER_URL"]
     assert app.conf.result_backend.endswith(OURS["GATEWAY_RESULT_BACKEND"])
 
 
 def test_another_app_of_the_same_process_is_led_there_too():
     Attachment(OURS).apply(constructor())
     other = Celery("other", broker=STAGING, backend=STORE, set_as_current=False)
-    assert other.connection_for_write().as_uri(include_password=True) == OURS["GATEWAY_BROKER_URL"]
+    assert url_of(other.connection_for_write()) == OURS["GATEWAY_BROKER_URL"]
 
 
 def test_an_app_that_goes_its_own_way_all_the_same_is_not_started():
@@ -221,20 +239,15 @@ def test_an_app_that_is_not_there_is_told_in_a_sentence(name, told):
         ("import sys; sys.exit(3)", "SystemExit: 3"),
     ],
 )
-def test_an_app_whose_import_fails_is_told_with_the_line_and_the_error(
-    line, told, tmp_path, monkeypatch
-):
-    (tmp_path / "shop_with_a_gap.py").write_text(f"\n{line}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "shop_with_a_gap", raising=False)
+def test_an_app_whose_import_fails_is_told_with_the_line_and_the_error(line, told, module):
+    module("shop_with_a_gap", f"\n{line}\n")
     with pytest.raises(SystemExit) as end:
         load("shop_with_a_gap")
     assert told in str(end.value) and "Traceback" not in str(end.value)
     assert "shop_with_a_gap.py" in str(end.value) and "line 2" in str(end.value)
 
 
-def test_an_import_that_waits_is_told_with_its_line(tmp_path, monkeypatch, capsys):
+def test_an_import_that_waits_is_told_with_its_line(module, monkeypatch, capsys):
     class Timer(threading.Thread):
         """Has no clock: the imported module starts it, and waits for it."""
 
@@ -251,12 +264,8 @@ def test_an_import_that_waits_is_told_with_its_line(tmp_path, monkeypatch, capsy
         def cancel(self) -> None:
             assert not self.is_alive()
 
-    code = (
-        "from celery import Celery\nwait_for_timer()\napp = Celery('shop', set_as_current=False)\n"
-    )
-    (tmp_path / "shop_that_waits.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    app = "app = Celery('shop', set_as_current=False)"
+    module("shop_that_waits", f"from celery import Celery\nwait_for_timer()\n{app}\n")
     monkeypatch.setattr("builtins.wait_for_timer", None, raising=False)
     monkeypatch.setattr(threading, "Timer", Timer)
 

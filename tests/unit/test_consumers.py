@@ -9,12 +9,10 @@ from loadtest.lab import advice
 from loadtest.lab.consumers.part import QUEUES, Part, divide, queue_of
 
 
-def row(
-    driver: str, connections: int, prefetch: int, rps: float, cpu: float = 50, ack_ms: float = 10
-) -> dict:
+def row(driver: str, connections: int, prefetch: int, rps: float, cpu: float = 50) -> dict:
     return {
         "strategy": driver, "case": case(connections, prefetch), "repeat": 1, "rps": rps,
-        "connections": connections, "prefetch": prefetch, "acks": 10, "ack_ms": ack_ms,
+        "connections": connections, "prefetch": prefetch, "acks": 10, "ack_ms": 10,
         "user_ms": 500, "system_ms": 100, "cpu_us_per_request": {"worker": cpu},
     }  # fmt: skip
 

@@ -35,9 +35,8 @@ def test_a_configuration_is_the_same_after_it(settings):
     start = read(write(Start(config, [3, 4], 5)))
 
     assert start == Start(config, [3, 4], 5)
-    assert [route.deadline for route in start.config.routes] == [
-        route.deadline for route in config.routes
-    ]
+    there = [route.deadline for route in start.config.routes]
+    assert there == [route.deadline for route in config.routes]
     assert start.config.brokers == config.brokers
 
 
@@ -81,46 +80,38 @@ def test_what_this_version_cannot_use_is_told_with_the_remedy(change, problem):
     assert "restart the gateway" in str(told.value)
 
 
-def test_a_child_that_ends_at_once_is_asked_without_a_line_in_the_log(monkeypatch, caplog):
+async def test_a_child_that_ends_at_once_is_asked_without_a_line_in_the_log(monkeypatch, caplog):
     monkeypatch.setattr(child_handle, "_CHILD", "raise SystemExit(78)")
-
-    async def run() -> None:
-        child = ChildHandle(Config(), [])
-        await child.start()
-        # Many ask while it starts, and it ends before any of them has an answer.
-        answers = await health.ask([child] * 50)
-        assert {checks for _, checks in answers} == {None}
-        assert await child.wait() == 78
-        assert await child.ask() is None
-        child.close()
-
-    asyncio.run(run())
+    child = ChildHandle(Config(), [])
+    await child.start()
+    # Many ask while it starts, and it ends before any of them has an answer.
+    answers = await health.ask([child] * 50)
+    assert {checks for _, checks in answers} == {None}
+    assert await child.wait() == 78
+    assert await child.ask() is None
+    child.close()
     assert caplog.records == []
 
 
-def test_a_parent_of_another_version_reads_what_a_child_tells():
-    async def told() -> list[bytes]:
-        ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=theirs)
-        server = SimpleNamespace(listening=True, draining=False)
-        child: Any = SimpleNamespace(
-            held=lambda: {"bytes": 0},
-            _metrics=SimpleNamespace(set=lambda *_: None),
-            _relay=SimpleNamespace(checks=lambda: {"broker": ""}),
-            _server=server,
-            _workers=SimpleNamespace(warnings=["no worker"]),
-            _stopping=asyncio.Event(),
-        )
-        ours.sendall(b"7\n")
-        ours.shutdown(socket.SHUT_WR)
-        await Child._answer_parent(child, reader, writer)
-        writer.close()
-        await writer.wait_closed()
-        with ours, ours.makefile("rb") as lines:
-            return lines.readlines()
-
-    # The versions before this one read so, until the number is theirs.
-    answers = dict(json.loads(line) for line in asyncio.run(told()))
+async def test_a_parent_of_another_version_reads_what_a_child_tells():
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    child: Any = SimpleNamespace(
+        held=lambda: {"bytes": 0},
+        _metrics=SimpleNamespace(set=lambda *_: None),
+        _relay=SimpleNamespace(checks=lambda: {"broker": ""}),
+        _server=SimpleNamespace(listening=True, draining=False),
+        _workers=SimpleNamespace(warnings=["no worker"]),
+        _stopping=asyncio.Event(),
+    )
+    ours.sendall(b"7\n")
+    ours.shutdown(socket.SHUT_WR)
+    await Child._answer_parent(child, reader, writer)
+    writer.close()
+    await writer.wait_closed()
+    with ours, ours.makefile("rb") as lines:
+        # The versions before this one read so, until the number is theirs.
+        answers = dict(map(json.loads, lines))
     assert answers == {0: {"warnings": ["no worker"]}, 7: {"broker": ""}}
 
 

@@ -39,9 +39,7 @@ USED = {
         "pika.adapters.base_connection:BaseConnection._proto_connection_lost",
         "pika.adapters.base_connection:BaseConnection._on_connection_workflow_done",
     ],
-    "gateway/stores/redis_client.py": [
-        "redis.asyncio.connection:AbstractConnection._writer",
-    ],
+    "gateway/stores/redis_client.py": ["redis.asyncio.connection:AbstractConnection._writer"],
     "gateway/http/connection.py": [
         "tornado.http1connection:HTTP1Connection._parse_headers",
         "tornado.http1connection:HTTP1Connection._read_body",
@@ -50,12 +48,8 @@ USED = {
         "tornado.http1connection:HTTP1Connection._max_body_size",
         "tornado.http1connection:HTTP1Connection._disconnect_on_finish",
     ],
-    "gateway/admin/pages/view.py": [
-        "tornado.web:RequestHandler._finished",
-    ],
-    "gateway/admin/api/changes.py": [
-        "tornado.web:RequestHandler._headers_written",
-    ],
+    "gateway/admin/pages/view.py": ["tornado.web:RequestHandler._finished"],
+    "gateway/admin/api/changes.py": ["tornado.web:RequestHandler._headers_written"],
 }
 
 PACKAGES = ("gateway", "appserver")
@@ -110,11 +104,8 @@ def _annotated(node: ast.AST) -> str | None:
 def test_setup_cfg_names_them_beside_the_bounds():
     comments = re.findall(r"^ +# .*", (ROOT / "setup.cfg").read_text("utf-8"), re.MULTILINE)
     named = set(re.findall(r"\b_\w+", " ".join(comments)))
-    bounded = [
-        where for names in USED.values() for where in names if not where.startswith("celery")
-    ]
-    used = {where.rpartition(".")[2] for where in bounded} | {"_AsyncioIOServicesAdapter"}
-    assert named == used
+    bounded = (each for names in USED.values() for each in names if not each.startswith("celery"))
+    assert named == {each.rpartition(".")[2] for each in bounded} | {"_AsyncioIOServicesAdapter"}
 
 
 def test_no_other_ones_are_used():

@@ -46,17 +46,15 @@ async def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkey
     assert transport.changes == []
 
 
-async def test_all_rest_until_the_same_moment_and_again(metrics):
-    async with asyncio.timeout(10):
-        metrics.add("gateway_in_flight", FEW)
-        throttling, first, second = busy(metrics), Transport(), Transport()
-        for number in (1, 2):
-            throttling.rest(first)
-            throttling.rest(second)
-            assert (
-                first.changes == second.changes == [*["paused", "resumed"] * (number - 1), "paused"]
-            )
-            await first.resumed.wait()
-            assert second.resumed.is_set()
-            first.resumed.clear()
-            second.resumed.clear()
+async def test_all_rest_until_the_same_moment_and_again(metrics, monkeypatch):
+    monkeypatch.setattr(read_throttling, "SPARSE", 60.0)  # however slow this machine is
+    metrics.add("gateway_in_flight", FEW)
+    throttling, first, second = busy(metrics), Transport(), Transport()
+    for changes in (["paused"], ["paused", "resumed", "paused"]):
+        throttling.rest(first)
+        throttling.rest(second)
+        assert first.changes == second.changes == changes
+        await first.resumed.wait()
+        assert second.resumed.is_set()
+        first.resumed.clear()
+        second.resumed.clear()

@@ -53,25 +53,26 @@ def test_a_worker_that_counts_no_lost_results_is_named_where_its_pool_drops_them
     assert [one.status for one in found] == ([] if pool == "prefork" else [WARN])
 
 
+BEFORE_5_7 = {"result_backend": None, "broker_heartbeat": 120}
+CONF = {**BEFORE_5_7, "worker_pool_start_method": None}
+
+
 @pytest.mark.parametrize(
     ("pool", "conf", "lost", "warned"),
     [
-        ("gevent", {}, None, True),
-        ("eventlet", {}, None, True),
-        ("gevent", {}, {"number": 0, "last": None}, False),  # after `appserver.setup`
-        ("prefork", {}, None, False),
-        ("solo", {}, None, False),
-        ("gevent", {"broker_heartbeat": 0}, None, False),
-        ("gevent", {"broker_heartbeat": None}, None, False),
-        ("gevent", "before 5.7", None, False),
+        ("gevent", CONF, None, True),
+        ("eventlet", CONF, None, True),
+        ("gevent", CONF, {"number": 0, "last": None}, False),  # after `appserver.setup`
+        ("prefork", CONF, None, False),
+        ("solo", CONF, None, False),
+        ("gevent", {**CONF, "broker_heartbeat": 0}, None, False),
+        ("gevent", {**CONF, "broker_heartbeat": None}, None, False),
+        ("gevent", BEFORE_5_7, None, False),
         ("gevent", None, None, False),
     ],
 )
 def test_a_worker_that_waits_after_each_message_is_named(pool, conf, lost, warned):
-    settings = {"result_backend": None, "worker_pool_start_method": None, "broker_heartbeat": 120}
-    if conf == "before 5.7":
-        settings, conf = {"result_backend": None, "broker_heartbeat": 120}, {}
-    told = {} if conf is None else {"conf": {"w": settings | conf}}
+    told = {} if conf is None else {"conf": {"w": conf}}
     stats = {"pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
     answers = answered(**told, stats={"w": {**stats, "lost_results": lost}})
     found = [one for one in judge(Config(), {}, answers) if one.check == THROUGHPUT]
@@ -84,9 +85,8 @@ def test_the_setting_that_tells_celery_5_7_is_among_its_defaults():
 
 
 def test_lost_results_are_told_with_their_number():
-    answers = Answers()
-    answers.take("stats", {"a": {"lost_results": {"number": 36, "last": 1e9}}})
-    answers.take("stats", {"b": {"lost_results": {"number": 0, "last": None}}})
+    lost = {"a": {"number": 36, "last": 1e9}, "b": {"number": 0, "last": None}}
+    answers = answered(stats={name: {"lost_results": each} for name, each in lost.items()})
     (found,) = (one for one in judge_unseen(Config(), answers) if one.check == LOST)
     assert str(found).startswith(
         "warn  lost results: a: 36 results since it was started,"
@@ -119,15 +119,10 @@ def test_what_shows_that_a_worker_replies(backend, lost, replies):
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        (300, 300),
-        (0.5, 0.5),
-        ("0:05:00", 300),
-        ("1 day, 0:00:00", 86_400),
-        ("2 days, 1:00:01", 176_401),
-        (None, 0),
-        ("soon", None),
+        (300, 300), (0.5, 0.5), ("0:05:00", 300), ("1 day, 0:00:00", 86_400),
+        ("2 days, 1:00:01", 176_401), (None, 0), ("soon", None),
     ],
-)
+)  # fmt: skip
 def test_the_forms_of_an_expiry(value, seconds):
     assert expires({"result_expires": value}) == seconds
 

@@ -10,22 +10,14 @@ from gateway.similar import similar
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("celry", "celery"),
-        ("shop.take_ordr", "shop.take_order"),
-        ("shp.take_order", "shop.take_order"),
-        ("invoice", "invoices"),
-        ("result_expire", "result_expires"),
-        ("broker", "broker_url"),
-        ("queue_tpye", "queue_type"),
-        ("SHOP.take_order", "shop.take_order"),
+        ("celry", "celery"), ("shop.take_ordr", "shop.take_order"), ("invoice", "invoices"),
+        ("shp.take_order", "shop.take_order"), ("SHOP.take_order", "shop.take_order"),
+        ("result_expire", "result_expires"), ("broker", "broker_url"), ("queue_tpye", "queue_type"),
         # What is alike is only what all have.
-        ("shop.tasks.refund", ""),
-        ("result_colour", ""),
-        ("journal_limit", ""),
-        ("colour", ""),
+        ("shop.tasks.refund", ""), ("result_colour", ""), ("journal_limit", ""), ("colour", ""),
         ("", ""),
     ],
-)
+)  # fmt: skip
 def test_a_name_is_meant_by_what_is_its_own(given: str, meant: str):
     known = [
         *("celery", "shop.take_order", "invoices", "result_expires", "result_backend"),
