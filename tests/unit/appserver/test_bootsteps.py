@@ -75,33 +75,22 @@ def consumer(celery):
     return SimpleNamespace(app=app, hub=None, steps=[], ensure_connected=lambda found: found)
 
 
-@pytest.mark.parametrize("hub", [None, "kombu's"])
-def test_events_are_not_confirmed_and_all_other_messages_are(consumer, hub):
+@pytest.mark.parametrize(("hub", "timeouts"), [(None, [0, 0]), ("kombu's", [0.1, None])])
+def test_events_are_not_confirmed_and_all_other_messages_are(consumer, hub, timeouts, monkeypatch):
+    drained = []
+    drain = lambda self, timeout=None: drained.append(timeout)  # noqa: E731
+    monkeypatch.setattr(Connection, "drain_events", drain)
     consumer.hub = hub
     PromptEvents(consumer).create(consumer)
 
     connection = consumer.connection_for_write(heartbeat=30)
+    connection.drain_events(timeout=0.1)
+    connection.drain_events()
 
     assert connection.transport_options == {"confirm_publish": False, "max_retries": 3}
     assert connection.heartbeat == 30
     assert consumer.app.connection_for_write().transport_options["confirm_publish"] is True
-
-
-@pytest.mark.parametrize(("hub", "timeouts"), [(None, [0, 0]), ("kombu's", [0.1, None])])
-def test_only_a_loop_without_a_hub_reads_its_events_connection_and_never_waits(
-    consumer, hub, timeouts, monkeypatch
-):
-    drained = []
-    monkeypatch.setattr(
-        Connection, "drain_events", lambda self, timeout=None: drained.append(timeout)
-    )
-    consumer.hub = hub
-    PromptEvents(consumer).create(consumer)
-
-    connection = consumer.connection_for_write()
-    connection.drain_events(timeout=0.1)
-    connection.drain_events()
-
+    # Only a loop without a hub reads it, and never waits.
     assert drained == timeouts
 
 

@@ -19,7 +19,7 @@ ORDERS = fair_names("orders", 4)
 
 @pytest.fixture
 def shop(celery):
-    """Make apps as projects make theirs, and the workers that they start."""
+    """Make apps as projects make theirs."""
 
     def make(**options):
         app = celery("shop", broker="memory://", backend="disabled://")
@@ -123,11 +123,10 @@ def prefetched(processes: int, driver: str = "amqp") -> list[tuple]:
     queues = [FairQueue("fair.0"), Queue("celery"), FairQueue("fair.1")]
     for queue in queues:
         queue._channel, queue._is_bound = channel, True
+    transport = SimpleNamespace(driver_type=driver)
     consumer = SimpleNamespace(
         task_consumer=SimpleNamespace(queues=queues, channel=channel),
-        connection=SimpleNamespace(
-            transport=SimpleNamespace(driver_type=driver), qos_semantics_matches_spec=False
-        ),
+        connection=SimpleNamespace(transport=transport, qos_semantics_matches_spec=False),
         pool=SimpleNamespace(num_processes=processes),
         initial_prefetch_count=64,
     )

@@ -12,13 +12,7 @@ from kombu import Queue
 
 from appserver import absent_queues
 from appserver.absent_queues import PAUSE, AbsentQueues, leave_out, look
-from appserver.frozen_nodes import (
-    UNANSWERED,
-    LeaveFrozenNode,
-    Silence,
-    begin_elsewhere,
-    node_of,
-)
+from appserver.frozen_nodes import UNANSWERED, LeaveFrozenNode, Silence, begin_elsewhere, node_of
 
 NODES = [("a", 1), ("b", 2), ("c", 3)]
 
@@ -99,13 +93,10 @@ def test_one_that_has_blocked_the_connection_is_not_left():
 def test_it_looks_where_the_loop_itself_has_the_timer(connection, hub, green, looks):
     timer, entries = timing()
     consumer = SimpleNamespace(
-        hub=hub,
-        pool=SimpleNamespace(is_green=green),
+        hub=hub, pool=SimpleNamespace(is_green=green), timer=timer, steps=[],
         connection=SimpleNamespace(connection=connection),
         task_consumer=SimpleNamespace(channel=None),
-        timer=timer,
-        steps=[],
-    )
+    )  # fmt: skip
     step = LeaveFrozenNode(consumer)
     step.start(consumer)
     assert bool(entries) is looks

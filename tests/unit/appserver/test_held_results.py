@@ -170,14 +170,10 @@ def test_a_result_that_is_stored_too_is_replied_at_once(app, store, written):
 @pytest.mark.parametrize(
     "others",
     [
-        {"callbacks": [{"task": "plain"}]},
-        {"chain": [{"task": "plain"}]},
-        {"task": "unknown"},
-        {"task": "with on_success"},
-        {"task": "with after_return"},
-        {"task": None},
+        {"callbacks": [{"task": "plain"}]}, {"chain": [{"task": "plain"}]},
+        *({"task": task} for task in ("unknown", "with on_success", "with after_return", None)),
     ],
-)
+)  # fmt: skip
 def test_what_is_followed_by_the_apps_code_is_written_at_once(app, others):
     class Success(app.Task):
         name = "with on_success"
@@ -219,10 +215,9 @@ def test_only_a_success_at_the_end_of_its_task_is_held(app):
 
 def test_what_another_thread_stores_is_not_held(app):
     def end():
+        stored = "2", "x", states.SUCCESS, None, request()
         with ThreadPoolExecutor(1) as other:
-            other.submit(
-                app.backend.store_result, "2", "x", states.SUCCESS, None, request()
-            ).result()
+            other.submit(app.backend.store_result, *stored).result()
 
     app.held.end(end)
     assert app.written == AT_ONCE

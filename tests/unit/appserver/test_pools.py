@@ -85,26 +85,18 @@ def end(app, monkeypatch):
 def make(app, task, pool, settled, embed, headers):
     """Make the request of a message; what settles it is added to `settled`."""
     message = SimpleNamespace(
-        headers={"id": "1", "task": task.name, "lang": "py", **headers},
-        payload=([], {}, embed),
-        body=b"",
-        content_type="application/json",
-        content_encoding="utf-8",
-        delivery_info={"exchange": "", "routing_key": "celery", "redelivered": False},
-        properties={},
-        channel=None,
-    )
+        headers={"id": "1", "task": task.name, "lang": "py", **headers}, payload=([], {}, embed),
+        body=b"", content_type="application/json", content_encoding="utf-8", properties={},
+        delivery_info={"exchange": "", "routing_key": "celery", "redelivered": False}, channel=None,
+    )  # fmt: skip
     cls = create_request_cls(
         PoisonAwareRequest, task, pool, "host", None, trace=partial(trace_task_ret, app=app),
         app=app,
     )  # fmt: skip
     return cls(
-        message,
-        app=app,
-        task=task,
-        on_ack=lambda *_: settled.append(ACK),
+        message, app=app, task=task, on_ack=lambda *_: settled.append(ACK),
         on_reject=lambda _log, _errors, requeue: settled.append(REQUEUE if requeue else REJECT),
-    )
+    )  # fmt: skip
 
 
 def raising(exc: BaseException):
@@ -215,14 +207,6 @@ def test_a_greenlet_that_is_killed_ends_its_task(end, monkeypatch):
     assert end("gevent", never)[0] == [ACK]
 
 
-def test_what_precedes_a_task_does_not_end_it(end, monkeypatch):
-    def fails(self, *_):
-        raise NotImplementedError("this pool ends no task")
-
-    monkeypatch.setattr(PoisonAwareRequest, "on_accepted", fails)
-    assert end("threads", returning(1))[0] == [ACK]
-
-
 def test_what_ends_the_worker_is_passed_on(end, monkeypatch):
     def ends(self, *_):
         raise WorkerShutdown
@@ -307,8 +291,9 @@ def test_what_precedes_or_follows_a_task_may_fail_in_the_worker_s_own_thread(
 
     with monkeypatch.context() as patch:
         patch.setattr(PoisonAwareRequest, "on_accepted", failing)
-        assert end("solo", returning(1))[0] == [ACK]
-    assert "What precedes a task has failed; the task is begun" in caplog.text
+        for pool in ("threads", "solo"):
+            assert end(pool, returning(1))[0] == [ACK]
+    assert caplog.text.count("What precedes a task has failed; the task is begun") == 2
     monkeypatch.setattr(PoisonAwareRequest, "on_failure", failing)
     assert end("solo", returning(1))[0] == []
     assert "What follows a task has failed" in caplog.text

@@ -88,11 +88,10 @@ def test_what_the_app_has_not_set_is_set(shop):
 
 
 OWN = {
-    "task_acks_late": False,
-    "broker_connection_max_retries": 7,
+    "task_acks_late": False, "broker_connection_max_retries": 7,
     "broker_transport_options": {"confirm_publish": False},
     "worker_consumer": "celery.worker.consumer:Consumer",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("when", ["constructor", "before", "after", "object", "namespace", "read"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from signal import SIGINT, SIGQUIT, SIGTERM
@@ -57,6 +58,16 @@ def has(path: Path, *lines: str) -> bool:
     return poll(lambda: path.exists() and path.read_text().split() == list(lines), TIMEOUT)
 
 
+def ended_after(begun: int, *paths: Path) -> Callable[[], None]:
+    """Return what ends the supervisor when each program has begun so many times."""
+
+    def told() -> None:
+        assert all(has(path, *begun * ["begun"]) for path in paths)
+        os.kill(os.getpid(), SIGTERM)
+
+    return told
+
+
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 3), 1)])
 def test_all_get_the_signals_and_its_exit_code_tells_how_they_ended(tmp_path, codes, code):
     paths = [tmp_path / "a", tmp_path / "b"]
@@ -76,14 +87,10 @@ def test_all_get_the_signals_and_its_exit_code_tells_how_they_ended(tmp_path, co
 
 def test_what_fails_is_started_again_after_a_pause_that_grows(tmp_path, caplog):
     path = tmp_path / "a"
-    failing = worker(path, 0, 1, 2)
     begin = time.monotonic()
 
-    def told() -> None:
-        assert has(path, "begun", "begun", "begun")
-        os.kill(os.getpid(), SIGTERM)
+    assert supervised([worker(path, 0, 1, 2)], ended_after(3, path)) == 0
 
-    assert supervised([failing], told) == 0
     assert time.monotonic() - begin >= 1 + 2
     assert caplog.messages == 2 * ["a has ended, with the exit code 1"]
 
@@ -101,11 +108,8 @@ def test_where_processes_are_used_up_it_is_started_later_and_the_others_run_on(
     monkeypatch.setattr(supervisor.subprocess, "Popen", start)
     paths = [tmp_path / "a", tmp_path / "b"]
 
-    def told() -> None:
-        assert all(has(path, "begun") for path in paths)
-        os.kill(os.getpid(), SIGTERM)
+    assert supervised([worker(path, 0) for path in paths], ended_after(1, *paths)) == 0
 
-    assert supervised([worker(path, 0) for path in paths], told) == 0
     assert caplog.messages == ["a cannot be started: no process for a"]
 
 
@@ -113,11 +117,8 @@ def test_what_is_to_be_replaced_is_started_again_at_once(tmp_path, caplog):
     path = tmp_path / "a"
     recycled = worker(path, RECYCLED, RECYCLED, 3)
 
-    def told() -> None:
-        assert has(path, *4 * ["begun"])
-        os.kill(os.getpid(), SIGTERM)
+    assert supervised([recycled], ended_after(4, path)) == 0
 
-    assert supervised([recycled], told) == 0
     assert caplog.messages == []
     assert recycled.due is not None and recycled.due <= time.monotonic()
 

@@ -58,17 +58,12 @@ class Worker:
     def __init__(self, frame_max: int = 131_072):
         self.broker, sock = socket.socketpair()
         self.handled, self.frames, self.invalid = [], [], []
-        self.tasks, self.hub = Tasks(), Hub()
-        self.transport = SimpleNamespace(
-            sock=sock, write=sock.sendall, connected=True, _read_buffer=b""
-        )
+        self.tasks, self.hub, write = Tasks(), Hub(), sock.sendall
+        self.transport = SimpleNamespace(sock=sock, write=write, connected=True, _read_buffer=b"")
         self.amqp = SimpleNamespace(
-            transport=self.transport,
-            bytes_recv=0,
-            bytes_sent=0,
-            frame_max=frame_max,
+            transport=self.transport, bytes_recv=0, bytes_sent=0, frame_max=frame_max,
             on_inbound_frame=self.frames.append,
-        )
+        )  # fmt: skip
         self.consumer = SimpleNamespace(
             task_consumer=self.tasks,
             connection=SimpleNamespace(connection=self.amqp),
@@ -86,10 +81,14 @@ class Worker:
         self.handled.append((message.delivery_tag, message.payload))
         acknowledge(None, ())
 
-    def turn(self):
-        """Read, and do all that is due, as the loop does."""
+    def read(self):
+        """Read as the loop does."""
         callback, arguments = self.hub.readers[self.transport.sock.fileno()]
         callback(*arguments)
+
+    def turn(self):
+        """Read, and do all that is due."""
+        self.read()
         self.soon()
 
     def soon(self):
@@ -151,9 +150,8 @@ def test_a_turn_ends_and_the_rest_follows(worker, monkeypatch):
 def test_what_is_left_of_a_lost_connection_is_not_handled(worker, monkeypatch):
     monkeypatch.setattr(task_stream, "TURN", 0.0)
     worker.broker.sendall(deliver(1) + deliver(2))
-    callback, arguments = worker.hub.readers[worker.transport.sock.fileno()]
 
-    callback(*arguments)
+    worker.read()
     worker.transport.connected = False
     worker.soon()
 
@@ -162,16 +160,14 @@ def test_what_is_left_of_a_lost_connection_is_not_handled(worker, monkeypatch):
 
 def test_what_was_read_is_handled_before_more_is_read(worker, monkeypatch):
     monkeypatch.setattr(task_stream, "TURN", 0.0)
-    callback, arguments = worker.hub.readers[worker.transport.sock.fileno()]
-
     worker.broker.sendall(deliver(1) + deliver(2))
-    callback(*arguments)
+    worker.read()
     worker.broker.sendall(deliver(3))
-    callback(*arguments)
+    worker.read()
     assert worker.handled == [(1, [])]
     worker.soon()
     assert worker.handled == [(1, []), (2, [])]
-    callback(*arguments)
+    worker.read()
     assert worker.handled == [(1, []), (2, []), (3, [])]
 
 
@@ -239,13 +235,10 @@ def test_a_message_without_a_body_has_two_frames(worker):
 @pytest.mark.parametrize(
     ("enabled", "groups", "tells"),
     [
-        (True, (), True),
-        (True, {"task", "worker"}, True),
-        (True, {"worker"}, False),
-        (False, (), False),
-        (None, (), False),
+        (True, (), True), (True, {"task", "worker"}, True), (True, {"worker"}, False),
+        (False, (), False), (None, (), False),
     ],
-)
+)  # fmt: skip
 def test_whether_events_of_tasks_are_sent(enabled, groups, tells):
     dispatcher = None if enabled is None else SimpleNamespace(enabled=enabled, groups=groups)
     assert task_stream._tells(dispatcher) is tells
@@ -290,9 +283,7 @@ def test_a_task_that_ends_without_a_connection_is_told(worker, caplog):
     worker.transport.connected = False
     worker.stream.acknowledge(7)
     worker.soon()
-    assert [record.message for record in caplog.records] == [
-        "1 tasks have ended without a connection: they run again"
-    ]
+    assert caplog.messages == ["1 tasks have ended without a connection: they run again"]
 
 
 def test_a_message_is_refused_in_the_loop(worker):

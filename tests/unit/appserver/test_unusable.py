@@ -58,19 +58,12 @@ class World:
 
     def begin(self, body, **headers):
         consumer = SimpleNamespace(
-            hostname="w",
-            connection_errors=(),
-            event_dispatcher=None,
+            hostname="w", connection_errors=(), event_dispatcher=None, pool=self.pool,
             timer=SimpleNamespace(call_at=None, call_after=lambda *call: self.later.append(call)),
-            apply_eta_task=None,
-            disable_rate_limits=True,
-            task_buckets={},
-            on_task_request=self.execute,
-            _limit_task=None,
-            _limit_post_eta=None,
-            pool=self.pool,
+            apply_eta_task=None, disable_rate_limits=True, task_buckets={}, _limit_task=None,
+            on_task_request=self.execute, _limit_post_eta=None,
             controller=SimpleNamespace(state=SimpleNamespace(revoked=set())),
-        )
+        )  # fmt: skip
         strategy = self.task.start_strategy(self.app, consumer)
         message = Message(
             body=body, channel=self.channel, content_type="application/json",
