@@ -103,10 +103,8 @@ def test_tasks_that_compute_need_a_core_each_and_threads_share_one():
     found = Plan(but(rate=100, task_cpu=1.0), SHIPPED)
     assert found.workers.count >= 100 * 0.2 / 0.7
     assert found.workers.cores == pytest.approx(100 * 0.2, rel=0.1)
-    assert (
-        Plan(but(rate=100, task_cpu=1.0, pool="prefork"), SHIPPED).workers.count
-        < found.workers.count
-    )
+    forked = Plan(but(rate=100, task_cpu=1.0, pool="prefork"), SHIPPED)
+    assert forked.workers.count < found.workers.count
 
 
 def test_what_has_an_answer_waits_in_the_gateway_as_far_as_its_strategy_can():
@@ -131,19 +129,15 @@ def test_a_number_of_workers_of_one_s_own_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "pool", "expected"),
-    [
-        ("redis", "threads", 1),
-        ("redis", "prefork", 1),
-        ("pika", "threads", 2),
-        ("pika", "prefork", 9),
-    ],
+    ("strategy", "expected"),
+    [("redis", {"threads": 1, "prefork": 1}), ("pika", {"threads": 2, "prefork": 9})],
 )
 def test_a_worker_has_a_connection_for_tasks_and_one_for_each_process_that_replies(
-    strategy, pool, expected
+    strategy, expected
 ):
-    load = Load(rate=1, task_time=0.2, strategy=strategy, pool=pool, concurrency=8, workers=1)
-    assert Plan(load, SHIPPED).workers.amqp == expected
+    load = Load(rate=1, task_time=0.2, strategy=strategy, concurrency=8, workers=1)
+    plans = {pool: Plan(load.model_copy(update={"pool": pool}), SHIPPED) for pool in expected}
+    assert {pool: plan.workers.amqp for pool, plan in plans.items()} == expected
 
 
 def test_claims_that_no_machine_holds_are_what_breaks_first():

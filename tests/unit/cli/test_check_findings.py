@@ -15,6 +15,7 @@ from gateway.strategies.workers import Answers, Worker
 
 FAIR = {"path": "/", "queue": "orders", "fair_by": "remote"}
 NAMES = [f"orders.fair.{number}" for number in range(16)]
+ALL = "queue orders.fair.0 to orders.fair.15"
 MISSING = Inspected(None, ChannelClosedByBroker(404, "NOT_FOUND"))
 
 
@@ -59,9 +60,8 @@ def test_a_quorum_queue_by_default_is_told_where_that_matters():
 
 def test_fair_queues_that_are_missing_are_one_line_that_says_what_to_start():
     (finding,) = judge(dict.fromkeys(NAMES, MISSING), FAIR)
-    name = "queue orders.fair.0 to orders.fair.15"
     problem = "there are no such queues; the route / names them"
-    assert told(finding) == ("fail", name, problem)
+    assert told(finding) == ("fail", ALL, problem)
     assert finding.remedy == (
         "start a worker: celery -A APP worker -n NAME@%h -Q orders (APP: yours, or appserver), "
         "with GATEWAY_FAIR_QUEUES=orders:16 or appserver.setup(app, fair={'orders': 16})"
@@ -75,26 +75,18 @@ def test_routes_with_the_same_fair_queues_are_one_line():
 
 def test_fair_queues_that_workers_consume_are_one_line():
     (finding,) = judge(dict.fromkeys(NAMES, Inspected(Seen(2, 3))), FAIR)
-    counts = "32 consumers, 48 messages waiting"
-    assert told(finding) == ("ok", "queue orders.fair.0 to orders.fair.15", counts)
+    assert told(finding) == ("ok", ALL, "32 consumers, 48 messages waiting")
 
 
 def test_of_fair_queues_those_with_the_same_problem_are_one_line():
     inspected = dict.fromkeys(NAMES, Inspected(Seen(1, 0)))
-    inspected |= dict.fromkeys(NAMES[12:], MISSING) | dict.fromkeys(
-        NAMES[:2], Inspected(Seen(0, 4))
-    )
+    inspected |= dict.fromkeys(NAMES[:2], Inspected(Seen(0, 4)))
+    inspected |= dict.fromkeys(NAMES[12:], MISSING)
+    idle = "no worker consumes them, with 8 messages waiting; the route / names them"
+    missing = "there are no such queues; the route / names them"
     assert [told(finding) for finding in judge(inspected, FAIR)] == [
-        (
-            "fail",
-            "queue orders.fair.0 to orders.fair.1",
-            "no worker consumes them, with 8 messages waiting; the route / names them",
-        ),
-        (
-            "fail",
-            "queue orders.fair.12 to orders.fair.15",
-            "there are no such queues; the route / names them",
-        ),
+        ("fail", "queue orders.fair.0 to orders.fair.1", idle),
+        ("fail", "queue orders.fair.12 to orders.fair.15", missing),
     ]
 
 
@@ -103,8 +95,7 @@ def test_fair_queues_of_another_type_are_one_line_whose_remedy_is_for_each():
     text += "'classic' but current is 'quorum'"
     other = Inspected(Seen(1, 0), ChannelClosedByBroker(406, f"PRECONDITION_FAILED - {text}"))
     (finding,) = judge(dict.fromkeys(NAMES, other), FAIR)
-    name = "queue orders.fair.0 to orders.fair.15"
-    assert (finding.status, finding.check) == ("fail", name)
+    assert (finding.status, finding.check) == ("fail", ALL)
     assert finding.remedy == (
         'set queue_type = "quorum" in the route, or delete it once it is empty: rabbitmqctl '
         "delete_queue orders.fair.0 --if-empty (and so each of orders.fair.0 to orders.fair.15)"
@@ -189,19 +180,12 @@ def test_a_fair_queue_is_not_told_with_those_of_its_own_route():
 
 
 def test_sources_whose_body_is_not_signed_are_one_warning():
-    secret = {"secrets": "sesame"}
+    own = {"signature": "header:X-S", "signed": "{id}", "id": "header:X"}
     sources = {
-        "forge": {"scheme": "gitlab", **secret},
-        "bot": {"scheme": "telegram", **secret, "tolerance": 0},
-        "hub": {"scheme": "github", **secret},
-        "partner": {
-            "scheme": "hmac",
-            **secret,
-            "signature": "header:X-S",
-            "signed": "{id}",
-            "id": "header:X",
-        },
-    }
+        "forge": {"scheme": "gitlab"}, "bot": {"scheme": "telegram", "tolerance": 0},
+        "hub": {"scheme": "github"}, "partner": {"scheme": "hmac", **own},
+    }  # fmt: skip
+    sources = {name: {**each, "secrets": "sesame"} for name, each in sources.items()}
     found = list(configuration.sources(Config(sources=sources)))
     assert [told(finding)[:2] for finding in found] == [
         ("warn", "source bot"),
@@ -212,15 +196,10 @@ def test_sources_whose_body_is_not_signed_are_one_warning():
     assert "sesame" not in str(found)
 
 
-EVENTS = {
-    "shop": {"scheme": "shopify", "secrets": "s"},
-    "forge": {"scheme": "github", "secrets": "s"},
-    "till": {"scheme": "stripe", "secrets": "s"},
-    "chat": {"scheme": "slack", "secrets": "s"},
-    "feed": {"scheme": "x", "secrets": "s"},
-    "own": {"scheme": "hmac", "secrets": "s", "signature": "header:X-S"},
-    "named": {"scheme": "hmac", "secrets": "s", "signature": "header:X-S", "event": "header:X-E"},
-}
+SCHEMES_OF = {"shop": "shopify", "forge": "github", "till": "stripe", "chat": "slack", "feed": "x"}
+EVENTS = {name: {"scheme": scheme, "secrets": "s"} for name, scheme in SCHEMES_OF.items()}
+EVENTS["own"] = {"scheme": "hmac", "secrets": "s", "signature": "header:X-S"}
+EVENTS["named"] = {**EVENTS["own"], "event": "header:X-E"}
 
 
 @pytest.mark.parametrize(
@@ -261,15 +240,10 @@ def test_the_known_events_of_a_scheme_have_those_of_its_samples():
 @pytest.mark.parametrize(
     ("one", "other", "meet"),
     [
-        ("a", "a", True),
-        ("a", "b", False),
-        ("a*", "ab", True),
-        ("a*", "*b", True),
-        ("a*b", "a*c", False),
-        ("a*x*b", "ab*c*yb", True),
-        ("order/*", "orders/*", False),
+        ("a", "a", True), ("a", "b", False), ("a*", "ab", True), ("a*", "*b", True),
+        ("a*b", "a*c", False), ("a*x*b", "ab*c*yb", True), ("order/*", "orders/*", False),
         ("*", "", True),
     ],
-)
+)  # fmt: skip
 def test_patterns_overlap_where_a_text_fits_both(one, other, meet):
     assert overlap(one, other) is overlap(other, one) is meet

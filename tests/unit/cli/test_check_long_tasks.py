@@ -25,12 +25,8 @@ def told(question: str, said: object) -> Answers:
 
 
 def running(task_id: str = "1", seconds: float = 0, acknowledged: bool = False) -> dict:
-    return {
-        "id": task_id,
-        "name": "shop.report",
-        "time_start": time.time() - seconds,
-        "acknowledged": acknowledged,
-    }
+    about = {"id": task_id, "name": "shop.report", "acknowledged": acknowledged}
+    return {**about, "time_start": time.time() - seconds}
 
 
 @pytest.mark.parametrize(

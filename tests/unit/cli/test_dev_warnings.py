@@ -1,6 +1,7 @@
 """What `gateway dev` says of tasks that the worker of an app does not have, and of variables."""
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,25 +55,22 @@ def test_arguments_that_a_task_does_not_take_are_told(tmp_path):
     ]
 
 
+def welcomed(config: Config, file: Path | None = None) -> list[str]:
+    server = SimpleNamespace(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
+    return welcome(config, Plan("amqp://", "redis://", file, False, {}, {}), "shop", server, {})
+
+
 def test_the_variables_that_other_commands_need_are_named(tmp_path):
     file = tmp_path / "gateway.toml"
     file.write_text('[sources.hub]\nsecrets = [{ env = "OLD" }, { env = "NEW" }, { file = "F" }]\n')
-    server = SimpleNamespace(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
-    plan = Plan("amqp://", "redis://", file, False, {}, {})
-
-    lines = welcome(Config(sources=SOURCES), plan, "shop", server, {})
-
+    lines = welcomed(Config(sources=SOURCES), file)
     assert "These commands read the variables NEW, OLD, too: set the same there." in lines
 
 
 def test_a_few_sources_have_a_command_and_the_others_are_named():
     names = ["a", "b", "c", "d", "e"]
     routes = [{"path": f"/{name}", "source": name, "task": "mail"} for name in names]
-    config = Config(sources=dict.fromkeys(names, SOURCES["hub"]), routes=routes)
-    server = SimpleNamespace(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:2")
-
-    lines = welcome(config, Plan("amqp://", "redis://", None, False, {}, {}), "shop", server, {})
-
+    lines = welcomed(Config(sources=dict.fromkeys(names, SOURCES["hub"]), routes=routes))
     assert "    gateway send --as c http://127.0.0.1:1/c" in lines
     assert "    as well: d, e" in lines
 

@@ -42,16 +42,11 @@ def test_a_difference_is_greater_than_the_spread_of_the_repeats(old, new, least,
 
 def document(rps: float = 100, cpu: float = 100, **more: Any) -> dict[str, Any]:
     """Return a report of five repeats of two strategies, of which one has these figures."""
+    memory = {"gateway": 50}
     rows = [
-        row(
-            name,
-            (rps if name == "b" else 100) + n,
-            repeat=n,
-            cpu_us_per_request={"gateway": (cpu if name == "b" else 100) + n},
-            rss_mb={"gateway": 50},
-        )
+        row(name, rate + n, repeat=n, cpu_us_per_request={"gateway": us + n}, rss_mb=memory)
         for n in range(5)
-        for name in ("a", "b")
+        for name, rate, us in (("a", 100, 100), ("b", rps, cpu))
     ]
     report = Report(
         "strategies", rows=rows, machine={"cores": 2, "cpu": "fast"},
@@ -68,9 +63,7 @@ def compare(tmp_path: Path) -> Callable[..., int]:
     def compare(old: dict[str, Any], new: dict[str, Any], *options: str) -> int:
         for name, each in (("old", old), ("new", new)):
             (tmp_path / f"{name}.json").write_text(json.dumps(each))
-        return cli.main(
-            ["compare", *options, *(str(tmp_path / f"{n}.json") for n in ("old", "new"))]
-        )
+        return cli.main(["compare", *options, f"{tmp_path}/old.json", f"{tmp_path}/new.json"])
 
     return compare
 

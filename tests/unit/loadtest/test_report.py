@@ -22,13 +22,9 @@ MACHINE = {"cores": 2, "cpu": "R&D", "memory_mb": 2048, "kernel": "Linux"}
 
 def made(repeats: int, **more: object) -> Report:
     rows = [row(name, 9 + n, repeat=n) for n in range(1, repeats + 1) for name in ("a", "b")]
-    report = Report(
-        "mine",
-        rows=rows,
-        machine=MACHINE,
-        options={"repeats": repeats, "connections": [64]},
-        charts=[],  # which take a second
-    )
+    options = {"repeats": repeats, "connections": [64]}
+    # No charts, which take a second.
+    report = Report("mine", rows=rows, machine=MACHINE, options=options, charts=[])
     report.judge(Target("a figure", [1.0 + n for n in range(repeats)], " KB", at_most=9, aim=7))
     for name, value in more.items():
         setattr(report, name, value)
@@ -113,12 +109,7 @@ def test_one_run_is_not_called_a_median(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize(
     ("shares", "most", "worthless"),
-    [
-        ([0, 5, 90], 5, False),
-        ([0, 5.1, 90], 5, True),
-        ([20, 20], 30, False),
-        ([], 5, False),
-    ],
+    [([0, 5, 90], 5, False), ([0, 5.1, 90], 5, True), ([20, 20], 30, False), ([], 5, False)],
 )
 def test_nothing_follows_where_other_programs_had_the_cores(
     tmp_path, capsys, shares, most, worthless
