@@ -45,10 +45,8 @@ def parsed(words: list[str]) -> Namespace:
 
 
 def needs_amqp(block: str) -> bool:
-    keys = (
-        r'answer = "(wait-then-)?accept"|tries|prefer|.*also|revoke|queue_pattern|priority|exchange'
-    )
-    return bool(re.search(rf"^({keys})", block, re.M))
+    keys = "tries|prefer|.*also|revoke|queue_pattern|priority|exchange"
+    return bool(re.search(rf'^({keys}|answer = "(wait-then-)?accept")', block, re.M))
 
 
 def test_there_are_blocks():

@@ -119,19 +119,13 @@ def test_the_package_is_installed_from_a_checkout_or_a_wheel_and_not_by_its_name
     """No index has it, and somebody else could take its name there."""
     files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.*")]
     files += [*ROOT.glob("gateway/**/*.py"), *ROOT.glob("appserver/*.py")]
-    commands = [
-        command
-        for file in files
-        for command in re.findall(r"pip install [^`#\n]*", file.read_text("utf-8"))
-    ]
+    texts = "\n".join(file.read_text("utf-8") for file in files)
+    commands = re.findall(r"pip install [^`#\n]*", texts)
     assert [command for command in commands if re.search(r" '?celery-gateway", command)] == []
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    extras = re.findall(r"\[([\w,]+)]'", "".join(commands))
-    assert {"serve", "dev"} <= {extra for some in extras for extra in some.split(",")}
-    assert {extra for some in extras for extra in some.split(",")} <= set(
-        setup["options.extras_require"]
-    )
+    extras = set(",".join(re.findall(r"\[([\w,]+)]'", "".join(commands))).split(","))
+    assert {"serve", "dev"} <= extras <= set(setup["options.extras_require"])
 
 
 def test_the_upgrade_in_turn_is_that_of_the_shipped_files():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_documents import ROOT, text
-from tests.docs.test_readme import output_until
+from tests.docs.test_readme import running
 from tests.support.stack import free_port
 
 PAGES = re.findall(
@@ -39,15 +38,10 @@ def test_each_command_of_a_question_runs(tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SHOPIFY_SECRET": "any-text"}
     words = ["--app", "shop", "--config", "gateway.toml"]
     words += ["--port", str(port), "--admin-port", str(admin)]
-    argv = [sys.executable, "-m", "gateway", "dev", *words]
-    dev = subprocess.Popen(
-        argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        said = output_until(dev, "Ctrl-C stops everything")
+    ran = {}
+    with running(*words, cwd=tmp_path, env=env) as (_, said):
         (exported,) = re.findall(r"^    export (.*)", said, re.M)
         env |= dict(each.split("=", 1) for each in shlex.split(exported))
-        ran = {}
         for page in PAGES:
             for command in commands(page):
                 if command.startswith("gateway dev"):
@@ -61,11 +55,6 @@ def test_each_command_of_a_question_runs(tmp_path: Path):
                 some = done.stdout or "no such deliveries" in done.stderr
                 assert done.returncode == 0 and some, (page, command, done)
                 ran[command] = done.stdout
-        dev.send_signal(signal.SIGINT)
-        dev.communicate(timeout=60)
-    finally:
-        dev.kill()
-        dev.communicate()
     assert len(ran) > 8
     curl = next(out for line, out in ran.items() if line.startswith("curl -s -i"))
     assert curl.startswith("HTTP/1.1 200") and "order 7 of berlin is taken" in curl

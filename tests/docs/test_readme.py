@@ -10,6 +10,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -33,6 +36,23 @@ def output_until(process: subprocess.Popen, wanted: str) -> str:
     return seen
 
 
+@contextmanager
+def running(*words: str, **options: Any) -> Iterator[tuple[subprocess.Popen, str]]:
+    """Run `gateway dev` with these words, ended by Ctrl-C; yield it, and what it has printed."""
+    dev = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "dev", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
+    )  # fmt: skip
+    try:
+        yield dev, output_until(dev, "Ctrl-C stops everything")
+        dev.send_signal(signal.SIGINT)
+        rest = dev.communicate(timeout=60)[0].decode()
+        assert dev.returncode == 0 and "Traceback" not in rest
+    finally:
+        dev.kill()
+        dev.communicate()
+
+
 def commands() -> list[str]:
     """Return the README's commands for a shell, but for `make`'s."""
     blocks = re.findall(r"```sh\n(.*?)```", text("README.md"), re.S)
@@ -52,23 +72,11 @@ def test_one_command_and_the_printed_curl_lines(broker):
     assert ".venv/bin/gateway dev" in text("Makefile")
     port = free_port()
     ports = ["--port", str(port), "--admin-port", str(free_port())]
-    dev = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "dev", "--broker", broker, *ports],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=ROOT,
-    )
-    try:
-        seen = output_until(dev, "Ctrl-C stops everything")
+    with running("--broker", broker, *ports, cwd=ROOT) as (_, seen):
         plain, wechat = re.findall(r"^    (curl .*)$", seen, re.M)
         assert shell(plain) == "hello"
         reply = ElementTree.fromstring(shell(wechat))
         hello, sent = (shell(line.replace(":8000/", f":{port}/")) for line in commands())
-        dev.send_signal(signal.SIGINT)
-        rest = dev.communicate(timeout=60)[0].decode()
-    finally:
-        dev.kill()
-        dev.communicate()
 
     # A passive reply, to whom the message came from.
     found = {element.tag: element.text for element in reply}
@@ -78,8 +86,7 @@ def test_one_command_and_the_printed_curl_lines(broker):
     assert found["Content"] == "You said: hello"
     assert hello == "hello"
     assert sent.startswith("200 OK\n") and "You said: hello" in sent
-    assert dev.returncode == 0
-    assert "Traceback" not in seen + rest
+    assert "Traceback" not in seen
     # The README shows the very line that is printed, on the default port.
     assert plain.replace(f":{port}/", ":8000/") == commands()[0]
 
@@ -108,22 +115,10 @@ def test_dev_serves_a_file_with_a_queue_and_a_variable_of_ones_own(tmp_path):
         '[[routes]]\npath = "/y"\nsource = "y"\n'
         '[sources.y]\nscheme = "twilio"\nsecrets = "a secret"\n'
     )
-    command = [sys.executable, "-m", "gateway", "dev", "--port", port, "--config", str(file)]
-    dev = subprocess.Popen(
-        [*command, "--admin-port", str(free_port())],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "TASK": "appserver.tasks.echo"},
-    )
-    try:
-        output_until(dev, "Ctrl-C stops everything")
+    words = ["--port", port, "--config", str(file), "--admin-port", str(free_port())]
+    with running(*words, env={**os.environ, "TASK": "appserver.tasks.echo"}):
         url = f"http://127.0.0.1:{port}/x"
         assert urllib.request.urlopen(url, data=b"hello", timeout=30).read() == b"hello"
-        dev.send_signal(signal.SIGINT)
-        dev.communicate(timeout=60)
-    finally:
-        dev.kill()
-        dev.communicate()
 
 
 def test_the_commands_exist():

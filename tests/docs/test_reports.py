@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,17 +40,27 @@ def test_every_committed_report_is_named_with_its_commit():
     assert named == {(name, figures.commit_of(each)[:10]) for name, each in reports.items()}
 
 
-@pytest.mark.parametrize(("code", "told"), [("ours", 0), ("0" * 12, 1), (None, 1)])
-def test_a_report_of_other_code_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str | None, told: int
-):
+@pytest.fixture
+def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write a committed report as one of other code; return it."""
+
+    def write(name: str, **code: str) -> dict[str, Any]:
+        report = json.loads((figures.REPORTS / f"{name}.json").read_text())
+        report["versions"].pop("code", None)
+        report["versions"] |= code
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+        monkeypatch.setattr(figures, "REPORTS", tmp_path)
+        return report
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [({"code": measured_code()}, 0), ({"code": "0" * 12}, 1), ({}, 1)]
+)
+def test_a_report_of_other_code_is_called_so(reported, code: dict[str, str], told: int):
     # Given a report of this code, of another, or from before reports told,
-    code = measured_code() if code == "ours" else code
-    report = json.loads((figures.REPORTS / "cost.json").read_text())
-    report["versions"].pop("code", None)
-    report["versions"] |= {"code": code} if code else {}
-    (tmp_path / "cost.json").write_text(json.dumps(report))
-    monkeypatch.setattr(figures, "REPORTS", tmp_path)
+    report = reported("cost", **code)
 
     # when it is shown,
     shown = figures.fill(COMMIT) + figures.fill(COMMIT.replace("commit", "targets"))
@@ -60,14 +71,8 @@ def test_a_report_of_other_code_is_called_so(
 
 
 @pytest.mark.parametrize("name", figures.FOREIGN)
-def test_a_report_of_no_code_of_ours_is_not_outdated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    report = json.loads((figures.REPORTS / f"{name}.json").read_text())
-    report["versions"]["code"] = "0" * 12
-    (tmp_path / f"{name}.json").write_text(json.dumps(report))
-    monkeypatch.setattr(figures, "REPORTS", tmp_path)
-
+def test_a_report_of_no_code_of_ours_is_not_outdated(reported, name: str):
+    report = reported(name, code="0" * 12)
     shown = figures.fill(COMMIT.replace("cost", name))
 
     assert report["commit"][:10] in shown and CHANGED not in shown
