@@ -71,15 +71,7 @@ def test_a_server_that_does_not_come_back_is_a_finding(stack: Stack, tmp_path: P
     assert len(injection.done) == 1
 
 
-@pytest.fixture
-def interruptible() -> None:
-    """Have SIGINT interrupt, also where this was started in the background of a script."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_who_is_interrupted_begins_no_further_fault(redis: Server, interruptible):
+def test_who_is_interrupted_begins_no_further_fault(redis: Server):
     injection = Injection({"redis": [redis]})
     main = threading.main_thread().ident
     threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()

@@ -187,9 +187,7 @@ AFTER = 130  # the last fault's end
 #: For each rule, what breaks it.
 BROKEN = {
     "lost": [evidence([tried("d3.1", status=202)])],
-    "never acknowledged": [
-        evidence([tried("d3.1", status=504), tried("d3.2", 112, status=504)]),
-    ],
+    "never acknowledged": [evidence([tried("d3.1", status=504), tried("d3.2", 112, status=504)])],
     "another's answer, or nobody's": [
         evidence([tried("d3.1", body="d1 nonce-of-d1")], [ran("d3.1")]),
         evidence([tried("d3.1", body="d3 nonce-of-nobody")], [ran("d3.1")]),
@@ -214,16 +212,8 @@ BROKEN = {
     ],
     "refused, and run": [
         evidence([tried("d3.1", status=503, type=kind), tried("d3.2")], [ran("d3.1")])
-        for kind in (
-            "state-unavailable",
-            "broker-unavailable",
-            "broker-blocked",
-            "full",
-            "draining",
-            "unroutable",
-            "rejected",
-            "results-unavailable",
-        )
+        for kind in ("state-unavailable", "broker-unavailable", "broker-blocked", "full",
+                     "draining", "unroutable", "rejected", "results-unavailable")
     ],
     "run again without a cause": [evidence([tried("d3.1")], [ran("d3.1"), ran("d3.1", 104)])],
     "late": [
@@ -236,12 +226,8 @@ BROKEN = {
     "errors of its own": [evidence([tried("d3.1", status=500), tried("d3.2")], [ran("d3.2")])],
     "dropped by a gateway that was not killed": [
         evidence([tried("d3.1", at, status=status, gateway=gateway), tried("d3.2")], [ran("d3.2")])
-        for at, status, gateway in [
-            (103, RESET, "gateway-1"),
-            (112, RESET, "gateway-1"),
-            (122, REFUSED, "gateway-1"),
-            (126, RESET, "gateway-2"),
-        ]
+        for at, status, gateway in [(103, RESET, "gateway-1"), (112, RESET, "gateway-1"),
+                                    (122, REFUSED, "gateway-1"), (126, RESET, "gateway-2")]
     ],
     "a status that no fault explains": [
         evidence([tried("d3.1", status=status), tried("d3.2")], [ran("d3.2")])
@@ -267,23 +253,16 @@ def test_a_broken_promise_is_told_by_its_rule_and_by_no_other(rule: str, seen: J
 
 
 def test_findings_are_counted():
-    result = of_seed(
-        evidence(
-            [
-                tried("d3.1", status=202),
-                tried("d4.1", status=500),
-                tried("d4.2", took=6),
-                tried("d4.3", body="d4 other"),
-            ],
-            [ran("d4.2"), ran("d4.3", task="second", nonce="other"), ran("d1.1", 104)],
-        )
-    )
+    tries = [tried("d3.1", status=202), tried("d4.1", status=500), tried("d4.2", took=6)]
+    done = [ran("d4.2"), ran("d4.3", task="second", nonce="other"), ran("d1.1", 104)]
+    result = of_seed(evidence([*tries, tried("d4.3", body="d4 other")], done))
 
     figures = (result.lost, result.late, result.errors_500, result.second_ids)
     assert figures == (1, 1, 1, 1)
     assert (result.different_answers, result.duplicated) == (1, 1)
 
 
+LOST = "The connection to the broker was lost."
 EXCUSED = {
     "a first task that failed, as its sender was told": evidence(
         [tried("d3.1", status=502, type="task-failed", task="task-of-d3"), tried("d3.2")],
@@ -298,15 +277,7 @@ EXCUSED = {
         [tried("d3.1", status=503, type="not-confirmed"), tried("d3.2")], [ran("d3.1")]
     ),
     "a connection that was lost before the confirm": evidence(
-        [
-            tried(
-                "d3.1",
-                status=503,
-                type="broker-unavailable",
-                detail="The connection to the broker was lost.",
-            ),
-            tried("d3.2"),
-        ],
+        [tried("d3.1", status=503, type="broker-unavailable", detail=LOST), tried("d3.2")],
         [ran("d3.1")],
     ),
     "a strategy that does not say which of the two it was": evidence(

@@ -66,14 +66,10 @@ def test_who_interrupts_it_waits_until_all_is_stopped(tmp_path: Path):
 
 
 RESULT = SeedResult(
-    seed=7,
-    strategy="redis",
-    seconds=120.0,
-    **dict.fromkeys(SeedResult.COLUMNS, 3),
-    statuses={"200": 2},
-    schedule=["   0.0 s  redis killed for 1.0 s"],
+    seed=7, strategy="redis", seconds=120.0, **dict.fromkeys(SeedResult.COLUMNS, 3),
+    statuses={"200": 2}, schedule=["   0.0 s  redis killed for 1.0 s"],
     injected=["   0.0 to    1.4 s  redis killed for 1.0 s"],
-)
+)  # fmt: skip
 
 
 def test_a_result_is_a_line_and_one_that_does_not_hold_shows_the_faults():
@@ -114,15 +110,13 @@ def test_what_is_known_to_hold_is_left_out(tmp_path: Path):
     [
         ("", {"rows": options.ALONE, "minutes": 42, "json": Path("build/faults.json")}),
         ("--rows cluster", {"rows": options.CLUSTER}),
-        (
-            "--random",
-            {"strategies": ["pika", "redis", "ioloop"], "seconds": 120, "seeds": [*range(1, 21)]},
-        ),
+        ("--random",
+         {"strategies": ["pika", "redis", "ioloop"], "seconds": 120, "seeds": [*range(1, 21)],
+          "json": Path("build/random-faults.json")}),
         ("--random --minutes 0.5 --seeds 3,5-6", {"seconds": 30, "seeds": [3, 5, 6]}),
         ("--random --seconds 20 --json x.json", {"seconds": 20, "json": Path("x.json")}),
-        ("--random", {"json": Path("build/random-faults.json")}),
     ],
-)
+)  # fmt: skip
 def test_options_have_the_values_that_go_with_rows_or_seeds(monkeypatch, given: str, meant: dict):
     monkeypatch.setattr(sys, "argv", ["faults", *given.split()])
 
