@@ -9,7 +9,7 @@ for directory in /usr/lib/postgresql/*/bin; do PATH="$PATH:$directory"; done
 here=$(dirname "$0")
 
 missing=  # packages
-for program in rabbitmq-server redis-server nginx wrk faketime curl openssl node npm go initdb; do
+for program in rabbitmq-server redis-server nginx wrk curl openssl node npm go initdb; do
     command -v "$program" >/dev/null && continue
     case $program in
         node) package=nodejs ;;

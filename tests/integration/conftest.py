@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from tests.integration.checking import worker_of
-from tests.integration.deliveries import ROOT, Servers, port
+from tests.integration.deliveries import ROOT, Servers
 from tests.support.stack import RabbitMQ, Server, Stack
 
 Start = Callable[[Callable[[], Server]], Server]
@@ -49,9 +49,7 @@ def _is_long(path: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def servers(
-    stack: Stack, redis_server: Server, request: pytest.FixtureRequest
-) -> Iterator[Servers]:
+def servers(stack, redis_server, request) -> Iterator[Servers]:
     """The module's servers, with a worker as `WORKER` says.
 
     The broker is the module's own with `OWN_BROKER`.
@@ -65,9 +63,7 @@ def servers(
 
 
 @pytest.fixture(scope="module")
-def start_gateway(
-    stack: Stack, urls: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Server]:
+def start_gateway(stack, urls, tmp_path_factory) -> Callable[..., Server]:
     """Start gateways with a configuration, at the module's servers."""
 
     def start(config: str, *options: str, **more: Any) -> Server:
@@ -91,9 +87,7 @@ def urls(rabbitmq: RabbitMQ, redis_server: Server) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def worker(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, request: pytest.FixtureRequest
-) -> Server:
+def worker(stack, rabbitmq, redis_server, request) -> Server:
     """A worker at the same servers, as `WORKER` says."""
     options = getattr(request.module, "WORKER", {})
     return stack.worker(rabbitmq.url, redis_server.url, cwd=ROOT, **options)
@@ -116,7 +110,7 @@ def worker_with(
 @pytest.fixture(scope="module")
 def nginx(stack: Stack, start: Start, gateway: Server) -> Server:
     """An nginx in front of the module's `gateway`."""
-    return start(lambda: stack.nginx([port(gateway)]))
+    return start(lambda: stack.nginx([gateway.port]))
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from typing import Any
 import redis
 
 from gateway.claims.claim import DIGEST, Record, read
-from gateway.stack.loopback import answers_ok
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
+from tests.support.requests import is_ready
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
 
@@ -97,7 +97,7 @@ class Servers:
             return dict(zip(wanted, started, strict=True))
 
     def nginx(self, *gateways: Server) -> Server:
-        nginx = self.stack.nginx([port(gateway) for gateway in gateways])
+        nginx = self.stack.nginx([gateway.port for gateway in gateways])
         self._started.append(nginx)
         return nginx
 
@@ -113,7 +113,7 @@ class Servers:
         """Wait until all gateways that run are ready."""
         for server in self._started:
             if server.admin_url and server.alive():
-                until(lambda admin=server.admin_url: answers_ok(port_of(admin), "/readyz"))
+                until(lambda server=server: is_ready(server))
 
     def stop(self) -> None:
         with ThreadPoolExecutor() as threads:
@@ -121,12 +121,6 @@ class Servers:
         self._started.clear()
 
 
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
-
-
-def port(server: Server) -> int:
-    return port_of(server.url)
 
 
 async def send(
@@ -138,7 +132,7 @@ async def send(
     method: str = "POST",
 ) -> Answer | None:
     """Send a request on a new connection; None: hung up after `patience` seconds."""
-    async with await Connection.open(port(server)) as connection:
+    async with await Connection.open(server.port) as connection:
         try:
             async with asyncio.timeout(patience):
                 return await connection.ask(request(body.encode(), target, *headers, method=method))

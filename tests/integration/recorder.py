@@ -1,8 +1,4 @@
-"""The app server with one more task, which notes what it was called with.
-
-``celery -A tests.integration.recorder worker`` appends a line for each execution to the file
-that RECORDS names.
-"""
+"""The app server with one more task, which notes what it was called with."""
 
 from __future__ import annotations
 
@@ -11,14 +7,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from appserver import app
+from appserver import Answer, app
 
 RECORD = "tests.record"
+_FILE = "records"
 
 
 @app.task(name=RECORD, bind=True)
-def record(self, query: dict[str, str], headers: dict[str, str], body: str | bytes) -> str | bytes:
-    """Note the call; return the body."""
+def record(self, query: dict[str, str], headers: dict[str, str], body: str | bytes) -> Any:
+    """Note the call as a line in the directory FAULTS_DIRECTORY.
+
+    Returns the body, with the status that the query asks for.
+    """
     raw = body.encode() if isinstance(body, str) else body
     call = {
         "query": query,
@@ -26,13 +26,14 @@ def record(self, query: dict[str, str], headers: dict[str, str], body: str | byt
         "body": raw.hex(),
         "remote": self.request.headers["delivery"]["remote"],
     }
-    with open(os.environ["RECORDS"], "a") as file:
+    with open(f"{os.environ['FAULTS_DIRECTORY']}/{_FILE}", "a") as file:
         file.write(json.dumps(call) + "\n")
-    return body
+    return Answer(int(query["status"]), body) if "status" in query else body
 
 
-def records(path: Path) -> list[dict[str, Any]]:
+def records(directory: Path) -> list[dict[str, Any]]:
     """Read the calls in the order of their execution, with bodies as bytes."""
+    path = directory / _FILE
     if not path.exists():
         return []
     calls = [json.loads(line) for line in path.read_text().splitlines()]

@@ -21,7 +21,6 @@ def gateway(stack: Stack) -> Server:
     urls = ("--broker", f"amqp://{nobody}//", "--result-backend", f"redis://{nobody}/0")
     few = ("prlimit", f"--nofile={FILES}")
     gateway = stack.gateway(*urls, ready="/healthz", wrapper=few)
-    gateway.admin = int(gateway.admin_url.rpartition(":")[2])
     return gateway
 
 
@@ -41,7 +40,7 @@ async def end_of(connection: Connection) -> None:
     ids=["body", "chunks", "header"],
 )
 async def test_bodies_and_large_headers_are_not_read(gateway, data):
-    async with await Connection.open(gateway.admin) as connection:
+    async with await Connection.open(gateway.admin_port) as connection:
         connection.send(data)
         # Before any timeout.
         await asyncio.wait_for(end_of(connection), admin.ARRIVAL / 2)
@@ -51,7 +50,7 @@ async def test_bodies_and_large_headers_are_not_read(gateway, data):
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
 def test_what_only_tells_says_how_it_is_asked(gateway, path):
     async def ask() -> Answer:
-        async with await Connection.open(gateway.admin) as connection:
+        async with await Connection.open(gateway.admin_port) as connection:
             connection.send(request(b"", path, host="localhost"))
             return await connection.answer()
 
@@ -62,7 +61,7 @@ def test_what_only_tells_says_how_it_is_asked(gateway, path):
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics"])
 def test_a_probe_may_ask_for_the_header_only(gateway, path):
     async def ask() -> int:
-        async with await Connection.open(gateway.admin) as connection:
+        async with await Connection.open(gateway.admin_port) as connection:
             connection.send(request(b"", path, method="HEAD", host="localhost"))
             answer = await connection.answer(head=True)
             assert await connection.at_end()
@@ -73,8 +72,8 @@ def test_a_probe_may_ask_for_the_header_only(gateway, path):
 
 async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
     async with (
-        await Connection.open(gateway.admin) as used,
-        await Connection.open(gateway.admin) as unused,
+        await Connection.open(gateway.admin_port) as used,
+        await Connection.open(gateway.admin_port) as unused,
     ):
         assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
         await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
@@ -87,7 +86,7 @@ async def test_probes_are_answered_while_others_keep_their_connections(gateway):
 
     async with contextlib.AsyncExitStack() as opened:
         for _ in range(3 * FILES):
-            await opened.enter_async_context(await Connection.open(gateway.admin))
+            await opened.enter_async_context(await Connection.open(gateway.admin_port))
             await asyncio.sleep(0)
         answer = await asyncio.to_thread(fetch, f"{gateway.admin_url}/healthz")
         assert answer.status == 200
@@ -102,7 +101,7 @@ async def test_probes_are_answered_while_others_keep_their_connections(gateway):
 )
 def test_another_web_page_reads_nothing_by_a_name_that_leads_here(gateway, path, host, refused):
     async def ask() -> int:
-        async with await Connection.open(gateway.admin) as connection:
+        async with await Connection.open(gateway.admin_port) as connection:
             return (await connection.ask(request(b"", path, method="GET", host=host))).status
 
     assert (asyncio.run(ask()) == 403) == refused

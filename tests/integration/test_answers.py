@@ -19,7 +19,7 @@ import redis
 
 from gateway.config.strategies import STRATEGIES
 from gateway.stack.server import poll
-from tests.integration.deliveries import URLS, Servers, expired, gather, port, run, send, state_of
+from tests.integration.deliveries import URLS, Servers, expired, gather, run, send, state_of
 from tests.integration.test_stack import exists
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
@@ -237,7 +237,7 @@ def test_what_is_no_url_of_a_result_finds_nothing(servers, one):
     foreign = servers.gateway("pika", CONFIG.replace("of these tests only", "of somebody else"))
 
     async def ask(paths: list[str]) -> Counter[tuple[int, bytes]]:
-        async with await Connection.open(port(one)) as connection:
+        async with await Connection.open(one.port) as connection:
             answers = [await connection.ask(request(b"", p, method="GET")) for p in paths]
         assert not any(b"secret" in a.body for a in answers)
         return Counter(a.status for a in answers)
@@ -264,7 +264,7 @@ def test_a_head_of_a_result_is_its_get_without_the_body(one):
     path = urlsplit(answer.headers["location"]).path
 
     async def ask(path: str) -> tuple[Answer, Answer]:
-        async with await Connection.open(port(one)) as connection:
+        async with await Connection.open(one.port) as connection:
             connection.send(request(b"", path, method="HEAD"))
             head = await connection.answer(head=True)
             return head, await connection.ask(request(b"", path, method="GET"))
@@ -299,7 +299,7 @@ async def test_everything_accepted_is_executed_though_the_broker_is_killed(
 
     async def accept(slot: int, slots: int) -> None:
         """Send every so-and-so-manyth delivery at its time, on one connection."""
-        connection = await Connection.open(port(gateway))
+        connection = await Connection.open(gateway.port)
         for number in range(slot, int(RATE * SECONDS), slots):
             await asyncio.sleep(began + number / RATE - monotonic())
             body = f"killed-{number:07}"

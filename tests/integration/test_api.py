@@ -20,7 +20,7 @@ from openapi_spec_validator import validate
 from gateway.admin.api import changes
 from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
-from tests.integration.deliveries import URLS, Servers, gather, port_of, run, send
+from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.redis_kinds import account
@@ -449,7 +449,7 @@ def test_the_document_is_valid_and_has_each_operation(gateway):
 
 async def events(server: Server, target: str) -> AsyncIterator[tuple[str, str]]:
     """Yield the type and the data of each event, the first one when nothing is missed."""
-    async with await Connection.open(port_of(server.admin_url)) as connection:
+    async with await Connection.open(server.admin_port) as connection:
         connection.send(request(b"", f"/api/{target}", method="GET", host="localhost"))
         head = await connection.reader.readuntil(b"\r\n\r\n")
         assert b" 200 " in head and b"text/event-stream" in head

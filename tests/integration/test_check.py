@@ -8,7 +8,6 @@ import shlex
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -137,7 +136,7 @@ def http_server():
 
 @pytest.mark.parametrize("peer", ["swapped", "http"])
 def test_a_port_of_something_else_is_told_in_a_line(rabbitmq, redis_server, peer):
-    ports = [urlsplit(server.url).port for server in (redis_server, rabbitmq)]
+    ports = [server.port for server in (redis_server, rabbitmq)]
     with http_server() as port:
         broker, store = ports if peer == "swapped" else (port, port)
         found = check(*servers_at(f"amqp://127.0.0.1:{broker}//", f"redis://127.0.0.1:{store}/0"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import count
-from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -138,7 +137,7 @@ def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
     client.config_set("maxmemory", 1)
     assert "give it more memory" in str(check(*args).lines)
     client.config_set("maxmemory", 0)
-    client.replicaof("127.0.0.1", urlsplit(redis_server.url).port)
+    client.replicaof("127.0.0.1", redis_server.port)
     line = check(*args).of("state")
     assert line.status == "FAIL" and "name the primary" in line.text
 

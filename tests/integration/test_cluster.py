@@ -27,10 +27,9 @@ from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import KEYED
 from tests.integration.test_claims import claims_of
 from tests.integration.test_new_primary import keyed
-from tests.integration.test_readiness import asked
 from tests.integration.test_sentinels import take_copied
-from tests.support.redis_kinds import Nodes, port_of
-from tests.support.requests import metric
+from tests.support.redis_kinds import Nodes
+from tests.support.requests import metric, readiness
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually, until
 
@@ -249,12 +248,12 @@ async def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
 
 
 async def test_a_name_that_leads_to_a_plain_redis_again_is_followed(nodes, stack, redis_server):
-    proxy = Proxy(port_of(nodes.masters[0]))
+    proxy = Proxy(nodes.masters[0].port)
 
     store = StateStore(Config(state_url=f"redis://127.0.0.1:{proxy.port}/0"), "test")
     await store.start()
     await eventually(lambda: len(store.nodes) == 3)
-    proxy.lead(port_of(redis_server))
+    proxy.lead(redis_server.port)
     proxy.reset()
     await eventually(lambda: list(store.nodes) == [None] and not store.error)
     assert await store.run("GET", "a") is None
@@ -273,10 +272,10 @@ def test_a_shard_that_is_away_refuses_its_share_and_is_named(nodes, servers, str
     mine = of_gateway(nodes, gateway)
     nodes.masters[1].kill()
 
-    until(lambda: "shards" in asked(gateway)[1]["children"][0])
-    until(lambda: asked(gateway, "/keyed")[0] == 200)  # its subscription was on that node
+    until(lambda: "shards" in readiness(gateway)[1]["children"][0])
+    until(lambda: readiness(gateway, "/keyed")[0] == 200)  # its subscription was on that node
 
-    code, told = asked(gateway, "/keyed")
+    code, told = readiness(gateway, "/keyed")
     assert code == 200 and told["routes"] == {"/keyed": True}
     lost = told["children"][0]["shards"]
     assert nodes.masters[1].url.removeprefix("redis://").removesuffix("/0") in lost
@@ -310,4 +309,4 @@ def test_the_check_asks_every_node(nodes, servers, tmp_path):
     checked = check(*servers_at(servers.broker.url, servers.results.url), *write(tmp_path, top))
     # None keeps anything on disk, which is said of each.
     for node in nodes.masters:
-        assert any(f"node 127.0.0.1:{port_of(node)}" in line.check for line in checked.lines)
+        assert any(f"node 127.0.0.1:{node.port}" in line.check for line in checked.lines)

@@ -214,7 +214,7 @@ def test_check_says_what_answers_in_place_of_a_server(broker, start, stack):
         found = asyncio.run(what_answers(f"{scheme}://127.0.0.1:{port}/0"))
         assert found == (answer and f"; {answer}"), (url, scheme)
     assert asyncio.run(what_answers(f"amqp://127.0.0.1:{free_port()}//")) == ""
-    at = f"redis://127.0.0.1:{urlsplit(nginx.url).port}/0"
+    at = f"redis://127.0.0.1:{nginx.port}/0"
     checked = check(*servers_at(broker.url, at))
     assert "; what answers there is a web server; start it, or" in checked.of("results").text
 
@@ -290,12 +290,12 @@ def fails(call: Callable[[], object], error: type[Exception], fine: type[Excepti
 def watched(stack: Stack, start) -> Iterator[SimpleNamespace]:
     """A master with its replica, and the Sentinel that watches them."""
     master = start(stack.redis)
-    replica = stack.redis("--replicaof", "127.0.0.1", str(port_of(master)))
+    replica = stack.redis("--replicaof", "127.0.0.1", str(master.port))
     port, conf = free_port(), stack.directory / "sentinel.conf"
     conf.write_text(f"""\
 port {port}
 bind 127.0.0.1
-sentinel monitor gwmaster 127.0.0.1 {port_of(master)} 1
+sentinel monitor gwmaster 127.0.0.1 {master.port} 1
 sentinel down-after-milliseconds gwmaster 500
 sentinel failover-timeout gwmaster 5000
 """)
@@ -310,10 +310,6 @@ sentinel failover-timeout gwmaster 5000
     url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{port}/0?master_name=gwmaster"
     yield SimpleNamespace(master=master, replica=replica, sentinel=sentinel, url=url)
     stop(sentinel, replica, master)
-
-
-def port_of(server: Server) -> int:
-    return urlsplit(server.url).port
 
 
 async def test_a_closed_client_leaves_no_connection_behind(watched):
@@ -373,7 +369,7 @@ class Brokers:
 
     def start(self, which: int) -> None:
         """Let this one serve, once the other has died."""
-        self._open = Proxy(port_of(self._broker), self._ports[which])
+        self._open = Proxy(self._broker.port, self._ports[which])
 
     def die(self) -> None:
         """Let the one that serves end as a node does that is stopped."""
@@ -401,9 +397,7 @@ def brokers(broker: RabbitMQ) -> Iterator[Brokers]:
 
 
 @pytest.fixture(scope="module")
-def listed(
-    stack: Stack, broker: RabbitMQ, brokers: Brokers, results: Server, tmp_path_factory
-) -> Iterator[Gateways]:
+def listed(stack, broker, brokers, results, tmp_path_factory) -> Iterator[Gateways]:
     """All strategies with two brokers, the first one dead, and a prefix for their keys."""
     prefix = {"GATEWAY_RESULT_KEY_PREFIX": PREFIX}
     home = tmp_path_factory.mktemp("shop")

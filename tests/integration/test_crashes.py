@@ -11,9 +11,8 @@ import os
 import pytest
 
 from gateway.failpoints import CLAIMED, CONFIRMED, PUBLISHED
-from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import KEYED, deliver, expired, gather, run, state_of
-from tests.support.requests import metric
+from tests.support.requests import is_ready, metric
 from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
@@ -58,7 +57,7 @@ async def test_a_retry_elsewhere_is_answered_by_one_task(
             # The effect is that of the first execution; the task's id is its unique key.
             assert [one.attempt for one in executions] == list(range(1, len(executions) + 1))
             again += len(executions) - 1
-            await asyncio.to_thread(until, lambda: ready(doomed))
+            await asyncio.to_thread(until, lambda: is_ready(doomed))
         await asyncio.to_thread(doomed.stop)
         return again
 
@@ -69,10 +68,6 @@ async def test_a_retry_elsewhere_is_answered_by_one_task(
     # The result was there before the lease had lapsed: nobody published again.
     assert again[CONFIRMED] == 0
     other.stop()
-
-
-def ready(gateway: Server) -> bool:
-    return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
 
 
 @pytest.mark.parametrize("strategy", ["pika", "gevent"])
@@ -87,7 +82,7 @@ def test_what_was_not_confirmed_is_published_again_under_the_same_id(servers, st
         refused = run(gather(*(deliver(gateway, key) for key in keys)))
     finally:
         servers.broker.thaw()
-    run(eventually(lambda: ready(gateway)))
+    run(eventually(lambda: is_ready(gateway)))
     answers = run(gather(*(deliver(gateway, key) for key in keys)))
 
     assert {a.status for a in refused} == {503}

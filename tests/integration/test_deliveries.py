@@ -14,7 +14,7 @@ import redis
 from gateway.cli import main
 from gateway.stack.server import poll
 from gateway.stores import pipeline
-from tests.integration.deliveries import Servers, gather, port, run, send
+from tests.integration.deliveries import Servers, gather, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import metric
@@ -263,7 +263,7 @@ def test_bytes_stay_bytes(gateway, deliveries):
     server = gateway()
 
     async def post() -> int:
-        async with await Connection.open(port(server)) as connection:
+        async with await Connection.open(server.port) as connection:
             return (await connection.ask(request(b"\xff\x00", "/later"))).status
 
     assert run(post()) == 504

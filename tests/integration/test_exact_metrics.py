@@ -12,26 +12,26 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gateway.metric_table import OTHER
 from tests.integration.deliveries import Servers, run
+from tests.integration.recorder import RECORD, records
 from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import REQUESTS, confirmed, metric, scrape, total
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import until
 
 PROCESSES, CONNECTIONS = 4, 48
 MANY, SOME = 4_000, 1_500  # requests
 CONFIG = (
     source("signed", "hmac", signature="header:X-Signature", secrets=["a secret of these tests"])
-    + route("/count", "tests.count", deadline=50)
+    + route("/count", RECORD, deadline=50)
     + route("/signed", None, source="signed")
 )
+WORKER = {"app": "tests.integration.recorder"}
 #: What is sent in turn: method, target, the route that it is counted by, status.
 KINDS = [
     ("POST", "/count", "/count", 200),
@@ -51,7 +51,7 @@ class Client:
 
     def __init__(self, gateway: Server):
         self._gateway = gateway
-        self._port = int(gateway.url.rpartition(":")[2])
+        self._port = gateway.port
         self._number = self._half = 0
         self.answers: Counter[Kind] = Counter()
         self.done: set[str] = set()  # the bodies of those that a task has answered
@@ -109,8 +109,8 @@ class Client:
 class Counts:
     """What the gateway and the tasks have counted."""
 
-    def __init__(self, gateway: Server, executed: Path):
-        self.bodies = executed.read_text().splitlines()
+    def __init__(self, gateway: Server, servers: Servers):
+        self.bodies = [record["body"].decode() for record in records(servers.directory)]
         text = scrape(gateway)
         self.answers = Counter(
             {
@@ -140,28 +140,15 @@ class Counts:
         return Counter({kind: number for kind, number in difference.items() if number})
 
 
-@pytest.fixture
-def executed(tmp_path: Path) -> Path:
-    return tmp_path / "executed"
-
-
-@pytest.fixture
-def gateway(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, executed: Path, unmeasured
-) -> Iterator[Server]:
-    app = "tests.integration.counting_tasks"
-    servers = Servers(stack, rabbitmq, redis_server, app=app, COUNTED=str(executed))
-    yield servers.gateway("pika", CONFIG, f"--processes={PROCESSES}")
-    servers.stop()
-
-
-def test_metrics_are_what_clients_and_tasks_count(gateway, executed):
+@pytest.mark.usefixtures("unmeasured")
+def test_metrics_are_what_clients_and_tasks_count(servers):
+    gateway = servers.gateway("pika", CONFIG, f"--processes={PROCESSES}")
     # Given some thousand requests,
     client = Client(gateway)
     client.send(MANY)
 
     # then each is counted once, and so is each message and each wait.
-    counts = Counts(gateway, executed)
+    counts = Counts(gateway, servers)
     assert client.reset == []
     assert counts.lost(client) == {}
     assert counts.all == MANY
@@ -177,7 +164,7 @@ def test_metrics_are_what_clients_and_tasks_count(gateway, executed):
     until(lambda: metric(gateway, "gateway_processes") == PROCESSES)
 
     # then only those that were reset can have been counted without an answer,
-    counts = Counts(gateway, executed)
+    counts = Counts(gateway, servers)
     lost = counts.lost(client)
     assert client.reset
     assert all(number > 0 for number in lost.values())
@@ -197,7 +184,7 @@ def test_metrics_are_what_clients_and_tasks_count(gateway, executed):
         client.send(SOME)
     client.send(SOME)
     until(lambda: metric(gateway, "gateway_processes") == PROCESSES)
-    counts = Counts(gateway, executed)
+    counts = Counts(gateway, servers)
     assert len(client.reset) == resets
     assert counts.lost(client) == lost
     assert len(counts.bodies) - len(before.bodies) == counts.published - before.published

@@ -124,9 +124,7 @@ async def test_each_kind_gets_what_it_takes():
         ("dingtalk", 200, "[]", "dingtalk does not take it"),
     ],
 )
-async def test_what_is_not_taken_is_an_error_without_secrets(
-    kind: str, status: int, said: str, problem: str
-):
+async def test_what_is_not_taken_is_an_error_without_secrets(kind, status, said, problem):
     async with recorder() as (server, url):
         server.status, server.said = status, said
         config = notify(kind, url, **({"secret": SECRET} if kind == "webhook" else {}))

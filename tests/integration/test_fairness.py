@@ -18,11 +18,10 @@ from gateway.delivery import Delivery
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.relay.fairness import INTERVAL, Fairness
-from gateway.stack.loopback import answers_ok
 from tests.integration.checking import check, servers_at, write
-from tests.integration.deliveries import URLS, Servers, cut_connections, port_of, run, send
+from tests.integration.deliveries import URLS, Servers, cut_connections, run, send
 from tests.support.config import route
-from tests.support.requests import confirmed
+from tests.support.requests import confirmed, is_ready
 from tests.support.stack import Server
 from tests.support.waiting import eventually, until
 
@@ -204,7 +203,7 @@ def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     assert run(post(gateway, f"/{queue}/taken", *others(queue, "one", 0, 1), "gone-4")) == 202
     servers.broker.ctl("close_all_connections", "test")
     until(lambda: not held(servers, queue).keys().isdisjoint(pair(queue, "one")))
-    until(lambda: answers_ok(port_of(gateway.admin_url), "/readyz"))
+    until(lambda: is_ready(gateway))
     assert run(post(gateway, f"/{queue}/taken", "one", "gone-5")) == 202
     gateway.stop()
 

@@ -8,16 +8,16 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.relay.fetched_keys import MAX_ANSWER
+from tests.support import http_client
 from tests.support.config import toml
-from tests.support.http_client import Answer, Connection, request
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.http_client import Answer, request
+from tests.support.stack import Server
 from tests.unit.sources.test_jwt import pem
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -65,12 +65,7 @@ def keys() -> Iterator[tuple[int, type[Keys]]]:
 def ask(server: Server, kid: str, body: bytes = BODY) -> Answer:
     signature = b64encode(KEY.sign(BODY, ec.ECDSA(hashes.SHA256()))).decode()
     data = request(body, "/in", f"X-Signature: {signature}", f"X-Kid: {kid}")
-
-    async def exchange() -> Answer:
-        async with await Connection.open(urlsplit(server.url).port) as connection:
-            return await connection.ask(data)
-
-    return asyncio.run(exchange())
+    return asyncio.run(http_client.ask(server.port, data))
 
 
 def asked_until(server: Server, kid: str, statuses: set[int]) -> Answer:
@@ -81,9 +76,7 @@ def asked_until(server: Server, kid: str, statuses: set[int]) -> Answer:
     return answer
 
 
-def test_a_key_is_fetched_once_and_then_deliveries_are_taken(
-    keys, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path
-):
+def test_a_key_is_fetched_once_and_then_deliveries_are_taken(keys, start_gateway):
     port, handler = keys
     source = {
         "signature": "header:x-signature", "algorithm": "ecdsa-sha256", "key": "pem",
@@ -91,10 +84,7 @@ def test_a_key_is_fetched_once_and_then_deliveries_are_taken(
         "key_url": f"http://127.0.0.1:{port}/keys/{{header:x-kid}}",
     }  # fmt: skip
     route = {"path": "/in", "source": "a", "answer": "accept", "fallback": ""}
-    file = tmp_path / "gateway.toml"
-    file.write_text(toml({"a": source}, [route]))
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file))
+    gateway = start_gateway(toml({"a": source}, [route]), "--strategy=pika")
 
     first = ask(gateway, "good")
     assert (first.status, first.type) == (503, "key-not-known")

@@ -16,7 +16,7 @@ import redis
 from celery import Celery
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.deliveries import URLS, Servers, port, run, send
+from tests.integration.deliveries import URLS, Servers, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import PUBLISHED, confirmed, metric
@@ -197,13 +197,13 @@ def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, s
     async def story(revoked: Callable[[], object]) -> list[Answer]:
         async with AsyncExitStack() as stack:
             callers = [
-                await stack.enter_async_context(await Connection.open(port(gateway)))
+                await stack.enter_async_context(await Connection.open(gateway.port))
                 for _ in range(2)
             ]
             for caller, name in zip(callers, "ab", strict=True):
                 await begin(caller, name)
                 await eventually(lambda name=name: ran(servers, f"{key}-{name}"))
-            async with await Connection.open(port(gateway)) as leaving:
+            async with await Connection.open(gateway.port) as leaving:
                 await begin(leaving, "c")
                 await eventually(lambda: metric(gateway, "gateway_in_flight") == 3)
             await eventually(revoked)
@@ -243,7 +243,7 @@ async def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, red
 
     try:
         for _ in range(3):
-            async with await Connection.open(port(gateway)) as caller:
+            async with await Connection.open(gateway.port) as caller:
                 caller.send(request(body.encode(), "/wanted"))
                 await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
@@ -276,7 +276,7 @@ async def test_a_caller_who_goes_before_the_own_task_is_published_has_none(serve
 
     servers.broker.freeze()
     try:
-        async with await Connection.open(port(gateway)) as caller:
+        async with await Connection.open(gateway.port) as caller:
             caller.send(request(body, "/wanted"))
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)

@@ -11,13 +11,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack.server import Server
-from gateway.strategies import find
 from tests.support.http_client import Connection, request
-from tests.support.in_memory import Gateway
-from tests.support.stack import RabbitMQ
+from tests.support.in_memory import connected
 
-TIMEOUT = 60  # seconds
 REQUESTS, AT_ONCE = 200, 4
 #: How many objects in cycles may appear meanwhile, of others: timers, reconnections.
 OTHERS = REQUESTS // 10
@@ -25,16 +21,13 @@ OTHERS = REQUESTS // 10
 
 # Celery's drainer has to patch its process, which only a process of its own can.
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "gevent"])
-def test_requests_make_no_cycles(
-    strategy: str, rabbitmq: RabbitMQ, redis_server: Server, worker: Server
-):
+def test_requests_make_no_cycles(strategy, rabbitmq, redis_server, worker):
     route = {"task": "appserver.tasks.echo"}
     settings = {
         "broker_url": rabbitmq.url,
         "result_backend": redis_server.url,
         "secret_key": "a key of this test",
         "public_url": "https://hooks.example.com",
-        "strategy": strategy,
         "routes": [{"path": "/", **route}, {"path": "/accept", "answer": "accept", **route}],
     }
 
@@ -45,29 +38,23 @@ def test_requests_make_no_cycles(
             assert (await connection.ask(request(b"hello", "/unknown"))).status == 404
 
     async def serving() -> Counter[str]:
-        one = Gateway(find(strategy), settings)
-        await one.relay.start()
-        try:
-            async with asyncio.timeout(TIMEOUT), AsyncExitStack() as opened:
-                while any(one.relay.checks().values()):
-                    await asyncio.sleep(0.01)
-                connections = [
-                    await opened.enter_async_context(await one.open()) for _ in range(AT_ONCE)
-                ]
-                await asyncio.gather(*(ask(connection, 2) for connection in connections))
-                gc.collect()
-                gc.disable()
-                gc.set_debug(gc.DEBUG_SAVEALL)
+        async with connected(strategy, settings) as one, AsyncExitStack() as opened:
+            connections = [
+                await opened.enter_async_context(await one.open()) for _ in range(AT_ONCE)
+            ]
+            await asyncio.gather(*(ask(connection, 2) for connection in connections))
+            gc.collect()
+            gc.disable()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
                 each = REQUESTS // AT_ONCE
                 await asyncio.gather(*(ask(connection, each) for connection in connections))
                 gc.collect()
                 return Counter(type(garbage).__qualname__ for garbage in gc.garbage)
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-            await one.relay.stop()
-            await one.close()
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
 
     found = asyncio.run(serving())
     assert {name: n for name, n in found.items() if n > OTHERS} == {}

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gateway.stack.server import poll
-from tests.integration.deliveries import port_of
 from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import fetch
@@ -44,7 +43,7 @@ def page(gateway: Server, range_: str = "6h") -> str:
 
 def refuse(gateway: Server, number: int = 10) -> None:
     async def send() -> None:
-        async with await Connection.open(port_of(gateway.url)) as connection:
+        async with await Connection.open(gateway.port) as connection:
             for _ in range(number):
                 assert (await connection.ask(request(b"", "/signed"))).status == 401
 

@@ -18,13 +18,10 @@ from gateway.http import server, stream
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.relay.limits import Limits
 from tests.support.http_client import Connection, request
-from tests.support.in_memory import LOOPS, echo
+from tests.support.in_memory import MARKS, echo
+from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.gen_test(timeout=10),
-    pytest.mark.usefixtures("nothing_is_told"),
-    pytest.mark.parametrize("io_loop", LOOPS, indirect=True),
-]
+pytestmark = MARKS
 
 
 def small_window(port: int) -> socket.socket:
@@ -64,19 +61,14 @@ async def test_who_sends_many_requests_at_once_leaves_others_their_turn(serve):
 
 async def test_connection_is_kept_or_closed_as_asked(serve):
     gateway = serve()
-    async with await gateway.open() as connection:
-        for number in range(3):
-            answer = await connection.ask(request(b"%d" % number))
-            assert answer.body == b"%d" % number and "connection" not in answer.headers
-        answer = await connection.ask(request(b"kept", "/", "Connection: keep-alive, upgrade"))
-        assert "connection" not in answer.headers
-        answer = await connection.ask(request(b"last", "/", "Connection: close"))
-        assert answer.headers["connection"] == "close"
-        assert await connection.at_end()
-    async with await gateway.open() as connection:
-        answer = await connection.ask(request(b"last", "/", "Connection: keep-alive, Close"))
-        assert answer.headers["connection"] == "close"
-        assert await connection.at_end()
+    for last in ("close", "keep-alive, Close"):
+        async with await gateway.open() as connection:
+            for lines in ((), (), ["Connection: keep-alive, upgrade"]):
+                answer = await connection.ask(request(b"kept", "/", *lines))
+                assert answer.body == b"kept" and "connection" not in answer.headers
+            answer = await connection.ask(request(b"last", "/", f"Connection: {last}"))
+            assert answer.headers["connection"] == "close"
+            assert await connection.at_end()
     async with await gateway.open() as connection:
         answer = await connection.ask(b"POST / HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
         assert answer.body == b"x"
@@ -107,8 +99,7 @@ async def test_open_connections_are_counted(serve):
 async def test_answer_without_a_result_is_504_at_the_deadline(serve):
     gateway = serve(None, timeout=0.2)
     async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        pending = await gateway.strategy.sent.get()
+        pending = await gateway.begin(connection)
         pending.confirm()
         answer = await connection.answer()
         assert time.monotonic() < pending.deadline + 0.5
@@ -126,8 +117,7 @@ async def test_answer_without_a_result_is_504_at_the_deadline(serve):
 
 
 async def test_without_a_confirm_it_is_503(serve):
-    async with await serve(None, timeout=0.2).open() as connection:
-        answer = await connection.ask(request(b"x"))
+    answer = await serve(None, timeout=0.2).ask(request(b"x"))
     assert (answer.status, answer.type) == (503, "not-confirmed")
     assert answer.headers["retry-after"] == "1"
     assert answer.problem["delivery_id"] and answer.problem["task_id"]
@@ -136,8 +126,7 @@ async def test_without_a_confirm_it_is_503(serve):
 async def test_result_before_its_confirm_is_the_answer(serve):
     gateway = serve(None)
     async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        pending = await gateway.strategy.sent.get()
+        pending = await gateway.begin(connection)
         pending.settle(None)  # STARTED, say
         pending.settle(Outcome(SUCCESS, "first"))
         pending.confirm()
@@ -149,8 +138,7 @@ async def test_result_before_its_confirm_is_the_answer(serve):
 async def test_refused_message_is_503_with_its_own_type(serve):
     gateway = serve(None)
     async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        (await gateway.strategy.sent.get()).fail(Rejected())
+        (await gateway.begin(connection)).fail(Rejected())
         answer = await connection.answer()
     assert (answer.status, answer.type) == (503, "rejected")
     assert answer.headers["retry-after"] == "1"
@@ -161,8 +149,7 @@ async def test_strategy_that_cannot_take_it_is_503_at_once(serve):
         raise BrokerBlocked
 
     gateway = serve(blocked)
-    async with await gateway.open() as connection:
-        answer = await connection.ask(request(b"x"))
+    answer = await gateway.ask(request(b"x"))
     assert (answer.status, answer.type) == (503, "broker-blocked")
     assert answer.problem["delivery_id"] and "task_id" not in answer.problem
     assert gateway.relay.in_flight == 0
@@ -183,8 +170,7 @@ async def test_failed_task_and_unusable_result_are_502(serve):
 async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):
     gateway = serve(None, max_in_flight=1)
     async with await gateway.open() as first, await gateway.open() as second:
-        first.send(request(b"1"))
-        pending = await gateway.strategy.sent.get()
+        pending = await gateway.begin(first, b"1")
 
         answer = await second.ask(request(b"2"))
         assert (answer.status, answer.type) == (503, "full")
@@ -193,8 +179,7 @@ async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):
 
         pending.settle(echo(pending.message))
         assert (await first.answer()).body == b"1"
-        second.send(request(b"3"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "3"))
+        (await gateway.begin(second, b"3")).settle(Outcome(SUCCESS, "3"))
         assert (await second.answer()).body == b"3"
 
 
@@ -202,16 +187,14 @@ async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):
 async def test_client_that_leaves_frees_its_waiter(serve, end):
     gateway = serve(None)
     connection = await gateway.open()
-    connection.send(request(b"x"))
-    pending = await gateway.strategy.sent.get()
+    pending = await gateway.begin(connection)
     assert gateway.relay.in_flight == 1
 
     getattr(connection.writer.transport, end)()
 
     assert await gateway.strategy.freed.get() is pending
     pending.settle(Outcome(SUCCESS, "late"))  # told to nobody
-    while gateway.metrics.get("gateway_connections_open"):
-        await asyncio.sleep(0)
+    await gateway.until_closed()
     assert gateway.relay.in_flight == gateway.metrics.get("gateway_in_flight") == 0
     assert gateway.metrics.get("gateway_clients_gone_total") == 1
 
@@ -263,13 +246,9 @@ async def test_client_that_has_sent_all_and_listens_is_answered(
         # Given a client that closes its side after its request, and is asked whether it is there,
         connection.send(request(b"x").replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
         pending = await gateway.strategy.sent.get()
-        if probes:
-            connection.writer.write_eof()
-            (served,) = gateway.server._streams
-            while served._probed < probes:
-                await asyncio.sleep(0.001)
-        else:
-            connection.writer.write_eof()
+        connection.writer.write_eof()
+        (served,) = gateway.server._streams
+        await eventually(lambda: served._probed >= probes, pause=0.001)
         # when the task ends, then it gets the answer, and nothing else.
         pending.settle(Outcome(SUCCESS, "late"))
         answer = await connection.answer()
@@ -296,18 +275,15 @@ async def test_pipelined_requests_are_answered_to_who_has_sent_all(serve):
 async def test_client_that_leaves_after_it_has_sent_all_frees_its_waiter(serve, unix, tmp_path):
     gateway = serve(None, **({"uds": tmp_path / "socket"} if unix else {}))
     connection = await gateway.open()
-    connection.send(request(b"x"))
-    pending = await gateway.strategy.sent.get()
+    pending = await gateway.begin(connection)
     connection.writer.write_eof()
     (served,) = gateway.server._streams
-    while not served._probed:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: served._probed, pause=0.001)
 
     connection.writer.close()  # without another word, as its end has been told
 
     assert await gateway.strategy.freed.get() is pending
-    while gateway.metrics.get("gateway_connections_open"):
-        await asyncio.sleep(0)
+    await gateway.until_closed()
     assert gateway.metrics.get("gateway_clients_gone_total") == 1
 
 
@@ -328,19 +304,16 @@ async def test_draining_answers_what_is_in_flight_and_lets_idle_connections_end(
     gateway = serve(None)
     async with await gateway.open() as busy, await gateway.open() as idle:
         # Given a connection with a request under way, and one without,
-        idle.send(request(b"before"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "before"))
+        (await gateway.begin(idle, b"before")).settle(Outcome(SUCCESS, "before"))
         assert "connection" not in (await idle.answer()).headers
-        busy.send(request(b"busy"))
-        pending = await gateway.strategy.sent.get()
+        pending = await gateway.begin(busy, b"busy")
 
         # when the gateway drains,
         drained = asyncio.ensure_future(gateway.server.drain(30))
         await asyncio.sleep(0)
 
         # then the idle one's next request is answered, and that is its last one,
-        idle.send(request(b"next"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "next"))
+        (await gateway.begin(idle, b"next")).settle(Outcome(SUCCESS, "next"))
         answer = await idle.answer()
         assert (answer.body, answer.headers["connection"]) == (b"next", "close")
         assert await idle.at_end()
@@ -358,11 +331,9 @@ async def test_draining_waits_for_what_takes_longer_than_idle_connections_may(se
     monkeypatch.setattr(server, "IDLE_DRAIN", 0.1)
     gateway = serve(None)
     async with await gateway.open() as busy, await gateway.open() as idle:
-        idle.send(request(b"before"))
-        (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "before"))
+        (await gateway.begin(idle, b"before")).settle(Outcome(SUCCESS, "before"))
         await idle.answer()
-        busy.send(request(b"busy"))
-        pending = await gateway.strategy.sent.get()
+        pending = await gateway.begin(busy, b"busy")
 
         drained = asyncio.ensure_future(gateway.server.drain(30))
         assert await idle.at_end()
@@ -411,8 +382,7 @@ async def test_connection_that_is_given_up_before_it_has_begun_is_closed(io_loop
 async def test_what_outlives_the_grace_period_is_cut_off(serve):
     gateway = serve(None)
     async with await gateway.open() as connection:
-        connection.send(request(b"x"))
-        await gateway.strategy.sent.get()
+        await gateway.begin(connection)
         await gateway.server.drain(0.1)
         assert await connection.at_end()
     assert gateway.relay.in_flight == 0
@@ -487,8 +457,7 @@ async def test_what_was_sent_ahead_of_a_refusal_is_read_and_thrown_away(serve, m
         assert (await connection.answer()).status == 400
         await connection.writer.drain()
         assert await connection.at_end()
-    while gateway.metrics.get("gateway_connections_open"):
-        await asyncio.sleep(0.01)
+    await gateway.until_closed()
 
 
 async def test_answer_that_is_not_taken_is_given_up(serve, looks_often):
@@ -499,8 +468,7 @@ async def test_answer_that_is_not_taken_is_given_up(serve, looks_often):
     with small_window(gateway.address) as reluctant:
         reluctant.sendall(request())
         await gateway.strategy.freed.get()
-        while gateway.metrics.get("gateway_connections_open"):
-            await asyncio.sleep(0.01)
+        await gateway.until_closed()
         # Long after its time it finds the answer cut off.
         reluctant.setblocking(False)
         received = 0

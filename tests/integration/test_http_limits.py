@@ -17,13 +17,9 @@ from gateway.http.received_request import ReceivedRequest
 from gateway.http.stream import AHEAD, Stream
 from gateway.outcome import SUCCESS, Outcome
 from tests.support.http_client import Answer, Connection, request
-from tests.support.in_memory import LOOPS, Gateway, InMemory, echo
+from tests.support.in_memory import MARKS, Gateway, InMemory, echo
 
-pytestmark = [
-    pytest.mark.gen_test(timeout=10),
-    pytest.mark.usefixtures("nothing_is_told"),
-    pytest.mark.parametrize("io_loop", LOOPS, indirect=True),
-]
+pytestmark = MARKS
 
 LENGTH = b"Content-Length: 0"
 CHUNKED = ("Transfer-Encoding: chunked",)
@@ -98,8 +94,7 @@ async def test_bodies_that_are_being_received_count(serve):
         assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
         # and one that does is taken.
         async with await gateway.open() as small:
-            small.send(request(b"small"))
-            (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "taken"))
+            (await gateway.begin(small, b"small")).settle(Outcome(SUCCESS, "taken"))
             assert (await small.answer()).body == b"taken"
     await until_it_holds(gateway, 0, 0)
 
@@ -191,8 +186,7 @@ async def test_message_that_does_not_fit_is_not_sent(serve):
 async def test_who_sends_ahead_beyond_the_bound_is_cut_off(serve):
     gateway = serve(None, max_in_flight_bytes=50_000)
     async with await gateway.open() as eager:
-        eager.send(request(b"first"))
-        pending = await gateway.strategy.sent.get()
+        pending = await gateway.begin(eager, b"first")
         while gateway.strategy.freed.empty():
             if not eager.writer.is_closing():
                 eager.send(b"x" * 10_000)
@@ -216,8 +210,7 @@ async def test_answers_that_are_not_taken_count(serve):
 async def test_sender_that_leaves_while_its_message_is_unconfirmed_is_held_no_longer(serve):
     gateway = serve(None)
     connection = await gateway.open()
-    connection.send(request(b"x" * 1_000))
-    await gateway.strategy.sent.get()
+    await gateway.begin(connection, b"x" * 1_000)
     connection.writer.transport.abort()
     await gateway.strategy.freed.get()
     await until_it_holds(gateway, 0, 0)
@@ -383,16 +376,14 @@ async def in_a_chunk(gateway: Gateway, connection: Connection) -> None:
 
 
 async def in_its_wait(gateway: Gateway, connection: Connection) -> None:
-    connection.send(request(b"x" * 50_000))
-    pending = await gateway.strategy.sent.get()
+    pending = await gateway.begin(connection, b"x" * 50_000)
     await reset(connection)
     await until_it_holds(gateway, 0, 0)
     pending.settle(Outcome(SUCCESS, "late"))
 
 
 async def answered_and_kept(gateway: Gateway, connection: Connection) -> None:
-    connection.send(request(b"x" * 50_000))
-    (await gateway.strategy.sent.get()).settle(Outcome(SUCCESS, "done"))
+    (await gateway.begin(connection, b"x" * 50_000)).settle(Outcome(SUCCESS, "done"))
     assert (await connection.answer()).status == 200
 
 

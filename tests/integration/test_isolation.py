@@ -10,12 +10,10 @@ import uvloop
 
 from gateway import answer
 from gateway.relay import delivery
-from gateway.strategies import find
-from tests.support.http_client import Answer, Connection, request
-from tests.support.in_memory import Gateway
+from tests.support.http_client import Answer, request
+from tests.support.in_memory import Gateway, connected
 from tests.support.stack import RabbitMQ, Server
 
-TIMEOUT = 20  # seconds
 WORKER = {"app": "tests.integration.webhook_tasks"}
 NEIGHBOURS = 20
 LOG = "a request could not be answered (route {})"
@@ -27,23 +25,14 @@ def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
 
     def run(work) -> None:
         settings = {
-            "strategy": request.param,
             "broker_url": rabbitmq.url,
             "result_backend": redis_server.url,
             "routes": [{"path": "/", "deadline": 3}, {"path": "/late", "deadline": 1}],
         }
 
         async def serving() -> None:
-            gateway = Gateway(find(request.param), settings)
-            await gateway.relay.start()
-            try:
-                async with asyncio.timeout(TIMEOUT):
-                    while any(gateway.relay.checks().values()):
-                        await asyncio.sleep(0.01)
-                    await work(gateway)
-            finally:
-                await gateway.relay.stop()
-                await gateway.close()
+            async with connected(request.param, settings) as gateway:
+                await work(gateway)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serving())
@@ -53,13 +42,7 @@ def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
 
 async def ask(gateway: Gateway, *bodies: bytes, path: str = "/") -> list[Answer]:
     """Send all at once, each on a connection of its own."""
-    connections = [await gateway.open() for _ in bodies]
-
-    async def one(connection: Connection, body: bytes) -> Answer:
-        async with connection:
-            return await connection.ask(request(body, path))
-
-    return await asyncio.gather(*map(one, connections, bodies))
+    return await asyncio.gather(*(gateway.ask(request(body, path)) for body in bodies))
 
 
 def check(caplog, told: Answer, others: list[Answer], gateway: Gateway, path: str = "/") -> None:
@@ -127,13 +110,3 @@ def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
         check(caplog, told, await ask(gateway, b"fine"), gateway, "/late")
 
     serve(work)
-
-
-class Patched:
-    """The module `gateway.answer` with other functions in some places."""
-
-    def __init__(self, **functions):
-        self.__dict__.update(functions)
-
-    def __getattr__(self, name: str):
-        return getattr(answer, name)

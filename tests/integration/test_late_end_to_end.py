@@ -13,7 +13,7 @@ import redis
 
 from gateway.failpoints import LATE, LATE_BEGUN, LATE_SENT
 from gateway.late.record import LEASE
-from tests.integration.deliveries import URLS, Servers, port
+from tests.integration.deliveries import URLS, Servers
 from tests.integration.late_senders import SenderServer, discord, serving, slack, wechat
 from tests.integration.senders import SECRET, proof, times
 from tests.support.config import route, source
@@ -104,7 +104,7 @@ async def attempt(
     query = times()
     query |= {"signature": proof(query), "seconds": str(task)}
     target = "/wechat?" + "&".join(f"{key}={value}" for key, value in query.items())
-    async with await Connection.open(port(gateway)) as connection:
+    async with await Connection.open(gateway.port) as connection:
         sending = asyncio.ensure_future(connection.ask(request(body.encode(), target)))
         done, _ = await asyncio.wait([sending], timeout=patience)
         if done:
@@ -130,7 +130,7 @@ async def test_a_killed_gateways_late_answer_is_sent_by_another_or_told_to_be_un
         body = {"response_url": f"{server.url}/{name}", "application_id": "1", "token": name}
         asked = f"{path}?until={name}", f"Idempotency-Key: {name}"
         answer = None
-        async with await Connection.open(port(doomed)) as connection:
+        async with await Connection.open(doomed.port) as connection:
             try:
                 text = json.dumps(body).encode()
                 answer = await connection.ask(request(text, *asked))

@@ -92,16 +92,6 @@ async def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_
     assert [(a.status, a.body) for a in answers] == [(200, b"held"), (200, b"waits")]
 
 
-def test_two_deployments_on_one_redis_share_no_deliveries(servers, forgetful, other):
-    answers = [
-        run(send(gateway, "/keyed?statuses=201", "shared", "Idempotency-Key: shared"))
-        for gateway in (forgetful, other)
-    ]
-
-    assert [a.status for a in answers] == [200, 201]
-    assert len(servers.executions("shared")) == 1
-
-
 def test_an_answer_too_large_to_be_kept_is_given_again_as_long_as_its_result_is(servers, forgetful):
     key = "an answer of more than nine bytes"
 

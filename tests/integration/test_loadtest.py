@@ -277,13 +277,7 @@ def main(servers: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable]:
         signal.signal(number, handler)
 
 
-def test_faulty_task_fails_the_run(
-    main: Callable,
-    servers: Stack,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_faulty_task_fails_the_run(main, servers, tmp_path, monkeypatch, capsys):
     # Given a task that now answers with another request's body, now not at all,
     (tmp_path / "faulty.py").write_text(FAULTY_APP)
     monkeypatch.setattr(servers, "worker", partial(servers.worker, app="faulty", cwd=tmp_path))
@@ -311,9 +305,7 @@ def test_every_experiment_is_tested():
 
 
 @pytest.mark.parametrize("name", BRIEFLY)
-def test_experiment_measures_judges_and_shows(
-    servers: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
+def test_experiment_measures_judges_and_shows(servers, tmp_path, monkeypatch, name):
     line, strategies, bounds = BRIEFLY[name]
     files = "--json", f"{tmp_path}/report.json", "--html", f"{tmp_path}/report.html"
     options = cli.parse([name, *line.split(), *files, "--plots", str(tmp_path)])
@@ -373,9 +365,7 @@ def test_experiment_measures_judges_and_shows(
     assert plots == {f"{name}-{plot}.svg" for plot in PLOTS.get(name, ())}
 
 
-def test_a_deployment_is_predicted_from_an_earlier_report(
-    servers: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_deployment_is_predicted_from_an_earlier_report(servers, tmp_path, monkeypatch):
     shape = capacity.Shape("pika", (50,), 0.05, processes=2, workers=2, pool="threads", size=8)
     monkeypatch.setattr(capacity, "DEPLOYED", (shape,))
     monkeypatch.setattr(capacity, "WITHIN_LATER", 1000)
@@ -393,9 +383,7 @@ def test_a_deployment_is_predicted_from_an_earlier_report(
     assert report.experiment == "deployment" and "from costs.json" in report.remarks[0]
 
 
-def test_a_message_that_a_consumer_gets_twice_fails_the_run(
-    main: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_a_message_that_a_consumer_gets_twice_fails_the_run(main, tmp_path, monkeypatch, capsys):
     # Given a queue with a message that is there twice,
     fill = Messages.fill
     monkeypatch.setattr(Messages, "fill", lambda self: fill(self, [5, *range(self.number)]))
@@ -686,9 +674,7 @@ def test_a_plot_is_a_file_of_its_own_and_the_same_again(report: Report):
         assert {"a", "<b>", plot.x, plot.y} <= set(texts)
 
 
-def test_progress_and_figures_are_plain_lines_where_there_is_no_terminal(
-    report: Report, capsys: pytest.CaptureFixture[str]
-):
+def test_progress_and_figures_are_plain_lines_where_there_is_no_terminal(report, capsys):
     with Progress(90) as progress:
         progress.step("[a], repeat 1 of 2: starting", 8)
         progress.note("9 req/s")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.deliveries import URLS, Servers, gather, port, run, send
+from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import Server
@@ -124,7 +124,7 @@ def test_a_request_that_is_refused_has_a_line_that_says_why(quiet, kind):
 
 def test_what_is_not_http_has_a_line(quiet):
     async def ask() -> Answer:
-        async with await Connection.open(port(quiet)) as connection:
+        async with await Connection.open(quiet.port) as connection:
             return await connection.ask(b"POST /a b HTTP/1.1\r\n\r\n")
 
     answer = run(ask())
@@ -134,7 +134,7 @@ def test_what_is_not_http_has_a_line(quiet):
 
 def test_a_flood_of_junk_does_not_flood_the_log(quiet):
     async def flood() -> list[int]:
-        async with await Connection.open(port(quiet)) as connection:
+        async with await Connection.open(quiet.port) as connection:
             return [(await connection.ask(request(b"", "/junk"))).status for _ in range(500)]
 
     before = len(lines(quiet))

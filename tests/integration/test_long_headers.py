@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.deliveries import ROOT, URLS, gather, port, run
+from tests.integration.deliveries import URLS, gather, run
 from tests.support.config import route
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, ask, request
 from tests.support.requests import metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
 FRAME = 8192  # bytes
 CONFIG = (
@@ -28,34 +28,25 @@ NEIGHBOURS = 20
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-@pytest.fixture(scope="module")
-def broker(own_rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
+WORKER = {"app": "tests.integration.webhook_tasks"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_frames(own_rabbitmq) -> Iterator[None]:
     with own_rabbitmq.setting("frame_max", FRAME):
-        yield own_rabbitmq
-
-
-@pytest.fixture(scope="module")
-def worker(stack: Stack, broker: RabbitMQ, redis_server: Server) -> Server:
-    app = "tests.integration.webhook_tasks"
-    return stack.worker(broker.url, redis_server.url, app=app, cwd=ROOT)
+        yield
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
-def gateway(
-    request, stack: Stack, broker: RabbitMQ, redis_server: Server, worker: Server, tmp_path_factory
-) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("long") / "gateway.toml"
-    path.write_text(CONFIG)
-    urls = ["--broker", broker.url, "--result-backend", redis_server.url]
-    gateway = stack.gateway(f"--strategy={request.param}", *urls, "--config", str(path))
+def gateway(request, start_gateway, worker) -> Iterator[Server]:
+    gateway = start_gateway(CONFIG, f"--strategy={request.param}")
     yield gateway
     assert metric(gateway, "gateway_broker_connections_total") == 1
     gateway.stop()
 
 
 async def send(gateway: Server, target: str, *headers: str, body: bytes = b"hello") -> Answer:
-    async with await Connection.open(port(gateway)) as connection:
-        return await connection.ask(request(body, target, *headers))
+    return await ask(gateway.port, request(body, target, *headers))
 
 
 def among_others(gateway: Server, *work) -> list[Answer]:

@@ -21,7 +21,7 @@ from gateway.stack.server import poll
 from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.requests import fetch, metric
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -69,14 +69,9 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.fixture
-def gateway(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, many_files: None, tmp_path: Path
-) -> Iterator[Server]:
+def gateway(start_gateway, rabbitmq, many_files) -> Iterator[Server]:
     """All is as shipped but for the queue, which nobody consumes."""
-    config = tmp_path / "gateway.toml"
-    config.write_text(ROUTES)
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway(*urls, "--config", str(config))
+    gateway = start_gateway(ROUTES)
     yield gateway
     gateway.stop()
     rabbitmq.ctl("delete_queue", "memory")
@@ -117,7 +112,6 @@ ATTACKS = {
 
 async def attack(server: Server, number: int, pieces: list[bytes]) -> set[int]:
     """Send `pieces` on so many connections for some seconds; return the answers' statuses."""
-    port = int(server.url.rpartition(":")[2])
 
     async def send(client: Connection) -> int:
         for piece in pieces:
@@ -127,7 +121,8 @@ async def attack(server: Server, number: int, pieces: list[bytes]) -> set[int]:
 
     async with contextlib.AsyncExitStack() as opened:
         clients = [
-            await opened.enter_async_context(await Connection.open(port)) for _ in range(number)
+            await opened.enter_async_context(await Connection.open(server.port))
+            for _ in range(number)
         ]
         tasks = [asyncio.create_task(send(client)) for client in clients]
         await asyncio.wait(tasks, timeout=SECONDS)
@@ -160,10 +155,9 @@ def test_descriptors_are_left_for_the_other_connections(stack):
     urls = ("--broker", f"amqp://{nobody}//", "--result-backend", f"redis://{nobody}/0")
     few = ("prlimit", f"--nofile={OTHER_FILES + 10}")
     gateway = stack.gateway(*urls, ready="/healthz", wrapper=few)
-    port = int(gateway.url.rpartition(":")[2])
     with contextlib.ExitStack() as opened:
         for _ in range(50):
-            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            opened.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
         full = "10 connections are open, which is the limit: new ones wait"
         assert poll(lambda: full in gateway.output(), 10)
     gateway.stop()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.config import route
 from tests.support.requests import post
-from tests.support.stack import RabbitMQ, Server, Stack
 from tests.unit.test_private_parts import private_parts
 
 #: An app on such a Celery.
@@ -33,16 +33,13 @@ USED = {
 
 @pytest.mark.parametrize("pool", USED)
 def test_it_works_as_plain_celery_and_says_what_is_missing(
-    stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server, tmp_path, pool
+    stack, own_rabbitmq, redis_server, start_gateway, tmp_path, pool
 ):
     (tmp_path / "shop.py").write_text(SHOP)
-    (tmp_path / "gateway.toml").write_text('[[routes]]\npath = "/"\ntask = "echo"\nargs = []\n')
     env = {"CELERY_BROKER_URL": own_rabbitmq.url, "CELERY_RESULT_BACKEND": redis_server.url}
     worker = stack.worker(own_rabbitmq.url, app="shop", pool=pool, env=env, cwd=tmp_path)
-    servers = "--broker", own_rabbitmq.url, "--result-backend", redis_server.url
     for strategy in ("pika", "redis"):
-        config = str(tmp_path / "gateway.toml")
-        gateway = stack.gateway(*servers, "--strategy", strategy, "--config", config)
+        gateway = start_gateway(route("/", "echo", args=[]), "--strategy", strategy)
         assert post(f"{gateway.url}/", b"").body == b"from an older day"
         gateway.stop()
     worker.stop()

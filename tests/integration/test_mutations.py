@@ -14,23 +14,24 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
 
+from tests.integration.deliveries import Servers
 from tests.integration.mutations import MARKER, Call, calls, message, mutate
 from tests.integration.recorder import RECORD, records
-from tests.support.http_client import Connection, request
+from tests.support.config import route
+from tests.support.http_client import Connection, ask, request
 from tests.support.requests import without_refusals
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parents[2]
 MUTATIONS = int(os.environ.get("MUTATIONS", "3000"))
 SEED = os.environ.get("MUTATION_SEED", "1")
 AT_ONCE = 200
+WORKER = {"app": "tests.integration.recorder", "concurrency": 1}
 #: Seconds that the gateway has: for a header or a body, and between requests.
 TIMEOUT = 0.5
 #: Seconds after which a connection that still lives hangs: those twice, and the gateway's own
@@ -90,21 +91,9 @@ class Fuzzer:
 
 
 @pytest.fixture
-def gateway(stack: Stack, rabbitmq: RabbitMQ) -> Iterator[Server]:
-    config = stack.directory / "mutations.toml"
-    config.write_text(f'[[routes]]\npath = "/"\ntask = "{RECORD}"\n')
-    timeouts = {"GATEWAY_BODY_TIMEOUT": str(TIMEOUT), "GATEWAY_IDLE_TIMEOUT": str(TIMEOUT)}
-    environment = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": "", **timeouts}
-    worker = stack.worker(
-        rabbitmq.url,
-        app="tests.integration.recorder",
-        env={**environment, "RECORDS": str(stack.directory / "mutations.jsonl")},
-        cwd=ROOT,
-    )
-    gateway = stack.gateway("--strategy=pika", "--config", str(config), env=environment)
-    yield gateway
-    gateway.stop()
-    worker.stop()
+def gateway(servers: Servers) -> Server:
+    timeouts = f"body_timeout = {TIMEOUT}\nidle_timeout = {TIMEOUT}\n"
+    return servers.gateway("pika", timeouts + route("/", RECORD))
 
 
 async def fuzz(gateway: Server, fuzzer: Fuzzer) -> int:
@@ -116,11 +105,10 @@ async def fuzz(gateway: Server, fuzzer: Fuzzer) -> int:
     return gateway.rss_bytes() - before
 
 
-def test_mutated_requests(stack, gateway):
-    port = int(gateway.url.rpartition(":")[2])
-    assert asyncio.run(ask(port, request(b"first"))).body == b"first"
+def test_mutated_requests(servers, gateway):
+    assert asyncio.run(ask(gateway.port, request(b"first"))).body == b"first"
     told = without_refusals(gateway.output())
-    fuzzer = Fuzzer(port)
+    fuzzer = Fuzzer(gateway.port)
     start = time.monotonic()
 
     grown = asyncio.run(fuzz(gateway, fuzzer))
@@ -133,19 +121,13 @@ def test_mutated_requests(stack, gateway):
     assert without_refusals(gateway.output()) == told
     assert grown < MEMORY
     # it serves on,
-    last = asyncio.run(ask(port, request(b"last")))
+    last = asyncio.run(ask(gateway.port, request(b"last")))
     assert (last.status, last.body) == (200, b"last")
     # and whatever was executed somebody else reads from the same bytes.
     executed = Counter(
-        (call["headers"].get(MARKER, ""), call["body"])
-        for call in records(stack.directory / "mutations.jsonl")
+        (call["headers"].get(MARKER, ""), call["body"]) for call in records(servers.directory)
     )
     assert executed.pop(("", b"first")) and executed.pop(("", b"last"))
     assert executed - fuzzer.asked == Counter()
     assert fuzzer.statuses[200] <= executed.total()
     assert executed.total() > MUTATIONS / 10
-
-
-async def ask(port: int, data: bytes):
-    async with await Connection.open(port) as connection:
-        return await connection.ask(data)

@@ -15,7 +15,7 @@ from gateway.config.strategies import STRATEGIES
 from gateway.stack import free_port
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at, write
-from tests.integration.deliveries import KEYED, Servers, port_of, send
+from tests.integration.deliveries import KEYED, Servers, send
 from tests.support.requests import fetch
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
@@ -30,20 +30,20 @@ class Named:
         self._stack = stack
         self._all = [stack.redis(), stack.redis()]
         self.primary, self.replica = self._all
-        self.proxy = Proxy(port_of(self.primary.url.removesuffix("/0")))
+        self.proxy = Proxy(self.primary.port)
         self.url = f"redis://127.0.0.1:{self.proxy.port}/0"
 
     def fail_over(self) -> None:
         """Lead the name to the other server; the old primary is its replica from now on."""
         self.primary, self.replica = self.replica, self.primary
-        port = port_of(self.primary.url.removesuffix("/0"))
+        port = self.primary.port
         with client(self.primary) as new, client(self.replica) as old:
             new.replicaof("NO", "ONE")
             self.proxy.lead(port)
             old.replicaof("127.0.0.1", port)
 
     def lead(self, server: Server) -> None:
-        self.proxy.lead(port_of(server.url.removesuffix("/0")))
+        self.proxy.lead(server.port)
 
     def stop(self) -> None:
         self.proxy.close()

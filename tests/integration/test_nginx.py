@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import Config
-from gateway.stack.loopback import accepts, answers_ok
+from gateway.stack.loopback import accepts
 from gateway.stack.server import poll
 from gateway.stack.stack import NGINX_CONF
 from tests.support.config import route
 from tests.support.http_client import request
-from tests.support.requests import REQUESTS, fetch, metric, post, post_all
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.requests import REQUESTS, fetch, is_ready, metric, post, post_all
+from tests.support.stack import Server, Stack, free_port
 from tests.support.waiting import until
 
 ROUTES = route("/", None) + route("/nobody", None, queue="nobody-behind-nginx", deadline=60)
@@ -31,9 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def gateways(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker: Server, tmp_path_factory
-) -> Iterator[list[Server]]:
+def gateways(stack, rabbitmq, redis_server, worker, tmp_path_factory) -> Iterator[list[Server]]:
     config: Path = tmp_path_factory.mktemp("nginx") / "gateway.toml"
     config.write_text(ROUTES)
     urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
@@ -46,7 +44,7 @@ def gateways(
 
 @pytest.fixture(scope="module")
 def nginx(stack: Stack, start, gateways: list[Server]) -> Server:
-    ports = [int(gateway.url.rpartition(":")[2]) for gateway in gateways]
+    ports = [gateway.port for gateway in gateways]
     return start(lambda: stack.nginx(ports))
 
 
@@ -73,7 +71,7 @@ def test_a_gateway_that_is_gone_costs_no_request(nginx, gateways):
 
 def test_two_gateways_that_are_restarted_in_turn_cost_no_request(stack, start, gateways):
     two = gateways[:2]
-    ports = [int(gateway.url.rpartition(":")[2]) for gateway in two]
+    ports = [gateway.port for gateway in two]
     nginx = start(lambda: stack.nginx(ports))
     restarted = threading.Event()
 
@@ -184,7 +182,7 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         return start(lambda: stack.nginx([upstream.server_port]))
 
     def seen(nginx: Server, *headers: str) -> tuple[str, str]:
-        with socket.create_connection(("127.0.0.1", int(nginx.url.rpartition(":")[2]))) as client:
+        with socket.create_connection(("127.0.0.1", nginx.port)) as client:
             head = "".join(f"{each}\r\n" for each in (*headers, "Connection: close"))
             client.sendall(
                 f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n{head}\r\n".encode()
@@ -216,9 +214,7 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
 
 
 @pytest.fixture
-def shipped(
-    stack: Stack, start, rabbitmq: RabbitMQ, redis_server: Server, worker: Server
-) -> Iterator[Server]:
+def shipped(stack, start, rabbitmq, redis_server, worker) -> Iterator[Server]:
     """Start the command of docs/start.md with all defaults, and nginx in front of it."""
     config = Config()
     ports = [int(p) for p in re.findall(r"^ *server [\d.]+:(\d+)", NGINX_CONF.read_text(), re.M)]
@@ -227,7 +223,7 @@ def shipped(
     (command,) = re.findall(r"^    gateway (serve .*)$", (ROOT / "docs/start.md").read_text(), re.M)
     env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
     argv = [sys.executable, "-m", "gateway", *shlex.split(command)]
-    ready = lambda: answers_ok(config.admin_port, "/readyz")  # noqa: E731
+    ready = lambda: is_ready(config)  # noqa: E731
     gateway = stack.spawn("gateway", argv, env=env, ready=ready)
     nginx = start(lambda: stack.nginx(ports))
     yield nginx
@@ -249,7 +245,7 @@ def test_the_documented_command_serves_all_behind_the_shipped_nginx(shipped):
 
 @pytest.mark.parametrize("alive", [True, False], ids=["alive", "gone"])
 def test_no_log_has_the_token_of_a_result(stack, start, gateways, alive):
-    port = int(gateways[0].url.rpartition(":")[2]) if alive else free_port()
+    port = gateways[0].port if alive else free_port()
     nginx = start(lambda: stack.nginx([port]))
     home = nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}"
     for path in ("/results/token", "//results/token?a=token", "/x/../results/token", "/shown"):
@@ -276,7 +272,7 @@ def test_a_gateway_that_takes_no_more_connections_is_passed_over(
     config.write_text("max_connections = 1\nbacklog = 1\nidle_timeout = 2\n")
     urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
     full = stack.gateway(*urls, "--config", str(config))
-    port, other = (int(server.url.rpartition(":")[2]) for server in (full, gateways[0]))
+    port, other = (server.port for server in (full, gateways[0]))
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(TimeoutError):
             for _ in range(10):

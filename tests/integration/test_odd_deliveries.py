@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
     URLS,
@@ -23,7 +22,7 @@ from tests.integration.deliveries import (
     state_of,
 )
 from tests.support.config import route
-from tests.support.requests import PUBLISHED, confirmed, metric
+from tests.support.requests import PUBLISHED, confirmed, is_ready, metric
 from tests.support.waiting import eventually
 
 ODD = route("/odd", "retries.odd", idempotency="header:Idempotency-Key")
@@ -88,9 +87,7 @@ def test_what_was_never_sent_is_not_listened_for(servers):
         keys = [f"unsent-{strategy}-{n}" for n in range(10)]
         while (await deliver(gateway, first)).problem["type"].rpartition(":")[2] != BLOCKED:
             pass
-        await eventually(
-            lambda: not answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz")
-        )
+        await eventually(lambda: not is_ready(gateway))
         answers = [await deliver(gateway, key) for key in keys]
         await eventually(lambda: not any(state_of(servers.results, key) for key in keys))
         return answers

@@ -23,7 +23,7 @@ from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, gather, run, send
 from tests.support.config import route, source
 from tests.support.requests import fetch, post
-from tests.support.stack import Server, Stack
+from tests.support.stack import Server
 
 TOKEN = "of-these-tests-only"
 SECRET = "never-to-be-shown"
@@ -404,12 +404,10 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
 
 
 @pytest.fixture(scope="module")
-def alone(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Server:
+def alone(start_gateway) -> Server:
     """A gateway without servers and without sources, with a journal that it cannot write."""
-    config = tmp_path_factory.mktemp("alone") / "gateway.toml"
-    config.write_text('journal = 10\n[[routes]]\npath = "/"\n')
-    urls = ("--broker", "amqp://127.0.0.1:1//", "--result-backend", "redis://127.0.0.1:1/0")
-    return stack.gateway(*urls, "--config", str(config), ready="/healthz")
+    nobody = ("--broker", "amqp://127.0.0.1:1//", "--result-backend", "redis://127.0.0.1:1/0")
+    return start_gateway(f"journal = 10\n{route('/', None)}", *nobody, ready="/healthz")
 
 
 def test_a_delivery_is_edited_and_sent_as_a_new_one(gateway):

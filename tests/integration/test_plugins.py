@@ -62,9 +62,7 @@ def test_the_command_runs(installed: dict[str, str]):
     assert run(installed, "paths").split() == ["/acme", "api.core.main"]
 
 
-def test_a_strategy_that_cannot_be_imported_is_named_by_the_process(
-    stack: Stack, installed: dict[str, str], tmp_path: Path
-):
+def test_a_strategy_that_cannot_be_imported_is_named_by_the_process(stack, installed, tmp_path):
     # Given an import that fails in the strategy's module,
     target = Path(installed["PYTHONPATH"].partition(":")[2])
     broken = shutil.copytree(target, tmp_path / "broken")

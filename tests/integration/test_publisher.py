@@ -21,7 +21,6 @@ from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, Unroutable, URITooLong
 from gateway.pending_task import PendingTask
 from tests.faults.proxy import Proxy
-from tests.faults.servers import port_of
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
@@ -386,13 +385,13 @@ async def test_a_publisher_that_stops_while_it_sets_its_connection_up_ends_it_at
 
 @pytest.fixture
 def proxy(broker) -> Iterator[Proxy]:
-    proxy = Proxy(port_of(broker))
+    proxy = Proxy(broker.port)
     yield proxy
     proxy.close()
 
 
 def behind(proxy: Proxy, broker: RabbitMQ, query: str = "") -> str:
-    return broker.url.replace(f":{port_of(broker)}/", f":{proxy.port}/") + query
+    return broker.url.replace(f":{broker.port}/", f":{proxy.port}/") + query
 
 
 async def test_a_silently_dead_connection_is_given_up_for_the_next_broker(

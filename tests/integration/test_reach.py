@@ -15,7 +15,7 @@ import redis
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.checking import check, servers_at, write
-from tests.integration.deliveries import ROOT, URLS, Servers, port, run, send
+from tests.integration.deliveries import ROOT, URLS, Servers, run, send
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
@@ -139,7 +139,7 @@ def test_what_is_missing_is_a_400_that_names_it_unless_it_has_a_default(gateway)
 
 def test_a_body_that_is_no_text_arrives_as_bytes(gateway):
     async def both() -> list[Answer]:
-        async with await Connection.open(port(gateway)) as connection:
+        async with await Connection.open(gateway.port) as connection:
             return [await connection.ask(request(body, "/raw")) for body in (b"text", b"\xff\0")]
 
     assert [json.loads(a.body) for a in run(both())] == [["str", 4], ["bytes", 2]]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.integration.deliveries import KEYED, Servers
 from tests.support.config import route
-from tests.support.requests import fetch, post
-from tests.support.stack import RabbitMQ, Stack
+from tests.support.requests import post, readiness
 from tests.support.waiting import until
 
 ROUTES = (
@@ -23,65 +20,55 @@ public_url = "https://hooks.example.com"
 )
 
 
-def asked(gateway, route: str = "") -> tuple[int, dict]:
-    answer = fetch(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
-    return answer.status, json.loads(answer.body)
-
-
 @pytest.mark.parametrize("strategy", ["pika", "redis", "threadpool"])
-def test_without_redis_those_routes_are_ready_that_do_not_need_it(
-    stack: Stack, rabbitmq: RabbitMQ, strategy
-):
+def test_without_redis_those_routes_are_ready_that_do_not_need_it(stack, rabbitmq, strategy):
     servers = Servers(stack, rabbitmq, stack.redis(), concurrency=1)
     gateway = servers.gateway(strategy, ROUTES)
-    assert asked(gateway)[1]["routes"] == {"/keyed": True, "/accept": True, "/wait/{name}": True}
+    assert readiness(gateway)[1]["routes"] == {
+        "/keyed": True,
+        "/accept": True,
+        "/wait/{name}": True,
+    }
 
     servers.results.kill()
 
     waits = strategy == "pika"
-    until(lambda: not asked(gateway)[1]["routes"]["/keyed"])
-    until(lambda: asked(gateway)[1]["routes"]["/wait/{name}"] == waits)
-    code, told = asked(gateway)
+    until(lambda: not readiness(gateway)[1]["routes"]["/keyed"])
+    until(lambda: readiness(gateway)[1]["routes"]["/wait/{name}"] == waits)
+    code, told = readiness(gateway)
     assert (code, told["ready"], told["routes"]["/accept"]) == (200, True, True)
     assert told["children"][0]["state"]
-    assert asked(gateway, "/accept")[0] == 200
-    assert asked(gateway, "/keyed")[0] == 503
-    assert asked(gateway, "/wait/{name}")[0] == (200 if waits else 503)
+    assert readiness(gateway, "/accept")[0] == 200
+    assert readiness(gateway, "/keyed")[0] == 503
+    assert readiness(gateway, "/wait/{name}")[0] == (200 if waits else 503)
     assert post(f"{gateway.url}/wait/x", b"b").code == (200 if waits else 503)
     assert post(f"{gateway.url}/accept", b"a").code == 202
 
     servers.stop()
 
 
-def test_a_queue_that_no_worker_consumes_is_a_warning(
-    stack: Stack, rabbitmq: RabbitMQ, start, tmp_path
-):
-    (file := tmp_path / "gateway.toml").write_text(
+def test_a_queue_that_no_worker_consumes_is_a_warning(stack, rabbitmq, start, start_gateway):
+    config = (
         '[[routes]]\npath = "/a"\nqueue = "not-consumed"\n[[routes]]\npath = "/b"\n'
         'queue = "nor.{query:x}"\nqueue_pattern = "nor[.]."\nstatic_queue = "not-consumed"\n'
     )
     results = start(stack.redis)  # no other gateway has left its line there
-    urls = rabbitmq.url, results.url
-    gateway = stack.gateway(
-        "--broker", urls[0], "--result-backend", urls[1], "--config", str(file), "--processes", "2"
-    )
-    until(lambda: asked(gateway)[1]["warnings"])
-    assert asked(gateway)[1]["warnings"] == [
+    gateway = start_gateway(config, "--result-backend", results.url, "--processes=2")
+    until(lambda: readiness(gateway)[1]["warnings"])
+    assert readiness(gateway)[1]["warnings"] == [
         "no worker consumes the queue not-consumed (route /a, /b): start one with "
         "-Q not-consumed, or correct `queue`; `gateway check` says more"
     ]
-    assert asked(gateway, "/a")[0] == 200
-    worker = stack.worker(*urls, queues=["not-consumed"])
-    until(lambda: not asked(gateway)[1]["warnings"])
+    assert readiness(gateway, "/a")[0] == 200
+    worker = stack.worker(rabbitmq.url, results.url, queues=["not-consumed"])
+    until(lambda: not readiness(gateway)[1]["warnings"])
     gateway.stop()
     worker.stop()
     results.stop()
 
 
-def test_an_unknown_route_is_named_with_those_that_there_are(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server
-):
-    gateway = stack.gateway("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    assert asked(gateway, "/none") == (404, {"error": "there is no route '/none'; there are /"})
-    assert asked(gateway, "/")[0] == 200
+def test_an_unknown_route_is_named_with_those_that_there_are(start_gateway):
+    gateway = start_gateway("")
+    assert readiness(gateway, "/none") == (404, {"error": "there is no route '/none'; there are /"})
+    assert readiness(gateway, "/")[0] == 200
     gateway.stop()

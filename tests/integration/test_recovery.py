@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
+from tests.support.config import route
 from tests.support.requests import metric, post
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
@@ -53,14 +54,10 @@ def test_a_revoked_permission_is_503_and_bounded_reconnection(gateway, broker):
 
 
 def test_a_drainer_that_dies_of_a_revoked_permission_is_replaced(
-    stack, broker, redis_server, gateway, tmp_path
+    redis_server, gateway, start_gateway
 ):
-    config = tmp_path / "gateway.toml"
-    config.write_text(
-        '[[routes]]\npath = "/"\n\n[[routes]]\npath = "/late"\nqueue = "nobody"\ndeadline = 4\n'
-    )
-    urls = "--broker", broker.url, "--result-backend", redis_server.url
-    drained = stack.gateway("--strategy=gevent", *urls, "--config", str(config))
+    routes = route("/", None) + route("/late", None, queue="nobody", deadline=4)
+    drained = start_gateway(routes, "--strategy=gevent")
     with ThreadPoolExecutor(1) as threads, redis.Redis.from_url(redis_server.url) as client:
         late = threads.submit(post, f"{drained.url}/late")
         until(lambda: client.pubsub_channels("celery-task-meta-*"))

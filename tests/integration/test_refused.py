@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from gateway.cli import main
-from tests.integration.deliveries import Servers, gather, port, run, send
+from tests.integration.deliveries import Servers, gather, run, send
 from tests.integration.test_deliveries import listed
 from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, request
@@ -74,7 +74,7 @@ def signed(body: str) -> list[str]:
 
 
 async def raw(gateway: Server, data: bytes) -> Answer:
-    async with await Connection.open(port(gateway)) as connection:
+    async with await Connection.open(gateway.port) as connection:
         return await connection.ask(data)
 
 
@@ -190,7 +190,7 @@ def test_a_flood_of_refused_requests_leaves_the_deliveries(gateway, deliveries):
 
     # when requests without a signature come from one address, and then from many,
     async def flood(number: int, addresses: int) -> None:
-        async with await Connection.open(port(gateway)) as connection:
+        async with await Connection.open(gateway.port) as connection:
             for n in range(number):
                 own = f"X-Forwarded-For: 192.0.2.{n % addresses}"
                 assert (await connection.ask(request(b"junk", "/shop", own))).status == 401
@@ -234,7 +234,7 @@ def test_the_journal_has_no_refused_requests_unless_they_are_asked_for(servers, 
 
 def test_what_does_not_arrive_in_time_is_kept_with_its_route(gateway, deliveries):
     async def slow() -> Answer:
-        async with await Connection.open(port(gateway)) as connection:
+        async with await Connection.open(gateway.port) as connection:
             connection.send(request(b"whole", "/shop")[:-1])
             async with asyncio.timeout(30):
                 return await connection.answer()

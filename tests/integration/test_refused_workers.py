@@ -29,7 +29,7 @@ def test_workers_consume_queues_that_are_quorum_queues_by_default(
     stack: Stack, quorum_url, redis_server: Server, tmp_path, lines
 ):
     servers = servers_at(quorum_url, redis_server.url)
-    gateway = stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
+    gateway = stack.gateway(*servers)
     with worker_of(stack, quorum_url, tmp_path, redis_server.url, lines) as worker:
         until(lambda: "the prefetch limit holds for each queue" in worker.output(), 30)
         until(lambda: check(*servers).well, 30, said=worker.output)
@@ -54,9 +54,7 @@ def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     assert "appserver.setup(app)" in text
 
 
-def test_a_second_worker_of_a_name_says_so_and_does_not_spin(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
-):
+def test_a_second_worker_of_a_name_says_so_and_does_not_spin(stack, rabbitmq, redis_server):
     env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
     name = f"twin-{uuid.uuid4().hex}@localhost"
     command = [sys.executable, "-m", "celery", "-A", "appserver", "worker", "-n", name]

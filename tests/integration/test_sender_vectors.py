@@ -20,12 +20,11 @@ import pytest
 from gateway.delivery import Request
 from gateway.sources.base import listed
 from loadtest.examples import example
-from tests.integration.test_source_vectors import Clock
+from tests.support import http_client
 from tests.support.config import toml
-from tests.support.http_client import Answer, Connection
-from tests.support.http_client import request as http_request
+from tests.support.http_client import Answer
 from tests.support.requests import PUBLISHED, metric
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server, Stack
 from tests.unit.sources.test_senders import VECTORS, forgeries, request, source
 
 OWN = json.loads((Path(__file__).parents[1] / "vectors" / "own_blocks.json").read_text("utf-8"))
@@ -107,38 +106,29 @@ def places() -> list[Place]:
 def encode(one: Request, path: str) -> bytes:
     lines = [f"{name}: {value}" for name, value in one.headers.items() if name != "content-length"]
     target = f"{path}?{one.query_string}" if one.query_string else path
-    return http_request(one.body, target, *lines, method=one.method)
+    return http_client.request(one.body, target, *lines, method=one.method)
 
 
 def ask(server: Server, data: bytes) -> Answer:
-    async def exchange() -> Answer:
-        async with await Connection.open(urlsplit(server.url).port) as connection:
-            return await connection.ask(data)
-
-    return asyncio.run(exchange())
+    return asyncio.run(http_client.ask(server.port, data))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", places(), ids=lambda place: place.public_url)
-def test_all_vectors_over_http(
-    place: Place, stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, start, tmp_path
-):
-    clock = start(lambda: Clock(tmp_path / "clock"))
+def test_all_vectors_over_http(place: Place, stack: Stack, start_gateway):
+    clock = stack.clock()
     free = {f"third-{case.name}": case.of_third for case in place.cases if not case.signs_url}
     paths = {**place.paths, **{f"/{name}": name for name in free}}
     routes = [
         {"path": path, "source": name, "answer": "accept", "fallback": "", "idempotency": "none"}
         for path, name in paths.items()
     ]
-    file = tmp_path / "gateway.toml"
-    sources = toml({**place.sources, **free}, routes)
-    file.write_text(f'public_url = "{place.public_url}"\n\n{sources}')
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file), env=clock.env)
+    config = f'public_url = "{place.public_url}"\n\n{toml({**place.sources, **free}, routes)}'
+    gateway = start_gateway(config, "--strategy=pika", env=clock.env)
     before, deliveries = metric(gateway, PUBLISHED), 0
     for case in place.cases:
         vector, one = case.vector, request(case.vector)
-        clock.set(one.received_at)
+        clock.stop(one.received_at)
         answer = ask(gateway, encode(one, case.path))
         assert (answer.status < 300) == vector["valid"], (case.name, answer.body)
         assert vector["valid"] or answer.status == 401, case.name
@@ -147,7 +137,7 @@ def test_all_vectors_over_http(
             assert ask(gateway, encode(one, f"/third-{case.name}")).status == 401, case.name
         for each in case.forged:
             if each.path == one.path:  # else there is no route
-                clock.set(each.received_at)
+                clock.stop(each.received_at)
                 answer = ask(gateway, encode(each, case.path))
                 assert answer.status == 401, (case.name, each, answer.body)
     assert metric(gateway, PUBLISHED) - before == deliveries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -26,7 +25,7 @@ from gateway.stores.results import Results
 from gateway.strategies.celery_client import CeleryClient
 from tests.integration.test_claims import claims_of, task
 from tests.support.certificates import Certificates
-from tests.support.redis_kinds import Watched, port_of
+from tests.support.redis_kinds import Watched
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually, until
 
@@ -172,7 +171,7 @@ def pings(environ: dict[str, Any]) -> bool:
 @pytest.fixture
 def copied(stack: Stack) -> Iterator[tuple[Server, Server]]:
     primary = stack.redis("--repl-diskless-sync-delay", "0")
-    replica = stack.redis("--replicaof", "127.0.0.1", str(port_of(primary)))
+    replica = stack.redis("--replicaof", "127.0.0.1", str(primary.port))
     with redis.Redis.from_url(primary.url) as client:
         until(lambda: client.wait(1, 100))
     yield primary, replica
@@ -211,7 +210,7 @@ async def test_without_enough_replicas_no_claim_is_taken(copied, without):
         assert ("0 of 1 replicas" in waiting.error) == (without == "refuse" and waiting_ok(waiting))
         # The claim is not left behind: the next try has its own.
         with redis.Redis.from_url(replica.url) as client:
-            client.replicaof("127.0.0.1", port_of(primary))
+            client.replicaof("127.0.0.1", primary.port)
         await eventually(lambda: not claims.uncopied)
         again = await take_copied(claims, "a", "two")
         assert (again.state, again.task_id) == (MINE, task("two"))
@@ -236,12 +235,3 @@ async def test_a_wait_that_is_given_up_by_one_goes_on_for_the_others(copied):
         with pytest.raises(StateUnavailable):
             await second
         assert first.cancelled()
-
-
-async def test_a_sentinel_that_is_silent_is_passed_over(watched):
-    servers = watched()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"sentinel://gateway:s@127.0.0.1:{silent.getsockname()[1]}/0;{servers.url}"
-
-        async with claims_of(Config(result_backend=url, sentinel_password=PASSWORD)) as claims:
-            assert (await take(claims, "a", "one")).state == MINE

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,7 +26,7 @@ from gateway.process.child_handle import START_TIMEOUT
 from tests.faults.proxy import Proxy
 from tests.support.environment import inherited
 from tests.support.http_client import Answer, Connection, request
-from tests.support.requests import REQUESTS, fetch, metric
+from tests.support.requests import REQUESTS, fetch, is_ready, metric, readiness
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
@@ -48,7 +47,7 @@ def start_gateway(stack: Stack, urls: list[str]) -> Start:
     def start(*args: str) -> Server:
         """Start a gateway whose children are all ready."""
         server = stack.gateway(*urls, *args)
-        until(lambda: all(child.get("broker") == "" for child in readiness(server)["children"]))
+        until(lambda: all(child.get("broker") == "" for child in readiness(server)[1]["children"]))
         return server
 
     return start
@@ -115,28 +114,16 @@ def post(server: Server, body: bytes, path: str = "/") -> Answer:
 async def wait_at(connection: Connection, server: Server) -> None:
     """Send what nobody answers, and return once `server` has it under way."""
     connection.send(request(b"x", "/nobody"))
-    while not await asyncio.to_thread(in_flight, server):
+    while not await asyncio.to_thread(metric, server, "gateway_in_flight"):
         await asyncio.sleep(0.01)
 
 
 def children(server: Server) -> list[int]:
-    return [child["pid"] for child in readiness(server)["children"]]
-
-
-def readiness(server: Server) -> dict:
-    return json.loads(fetch(f"{server.admin_url}/readyz").body)
-
-
-def is_ready(server: Server) -> bool:
-    return fetch(f"{server.admin_url}/readyz").status == 200
+    return [child["pid"] for child in readiness(server)[1]["children"]]
 
 
 def answered(server: Server) -> float:
     return metric(server, REQUESTS, http_route="/", http_response_status_code=200)
-
-
-def in_flight(server: Server) -> float:
-    return metric(server, "gateway_in_flight")
 
 
 def reloaded(server: Server) -> bool:
@@ -146,10 +133,6 @@ def reloaded(server: Server) -> bool:
 def exit_code(server: Server) -> int:
     """Wait for the end of a server that was told to stop."""
     return server._process.wait(TIMEOUT)
-
-
-def port(server: Server) -> int:
-    return urlsplit(server.url).port
 
 
 # The command line -------------------------------------------------------------------------
@@ -355,9 +338,7 @@ def test_strategies_lists_the_table():
 
 
 @pytest.fixture(scope="module")
-def told(
-    stack: Stack, urls: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def told(stack, urls, tmp_path_factory) -> Iterator[Server]:
     """A gateway on a UNIX socket, its `path`, that was a dead one's; it logs requests."""
     path = tmp_path_factory.mktemp("told") / "gateway.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -381,7 +362,7 @@ def test_processes_share_the_work_and_their_counts_add_up(two):
     seen, sent = set(), 0
 
     async def some() -> list[Answer]:
-        connections = [await Connection.open(port(two)) for _ in range(20)]
+        connections = [await Connection.open(two.port) for _ in range(20)]
         data = request(b"x", "/nobody")
         answers = await asyncio.gather(*(connection.ask(data) for connection in connections))
         for connection in connections:
@@ -454,7 +435,7 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, 
     async def client(answers: list[int]) -> None:
         """Send requests, each on a connection of its own, until all are replaced."""
         while not reloaded(server):
-            async with await Connection.open(port(server)) as connection:
+            async with await Connection.open(server.port) as connection:
                 answers.append((await connection.ask(request(b"x"))).status)
 
     answers: list[int] = []
@@ -476,9 +457,7 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, 
 
 
 @pytest.fixture(scope="module")
-def failed_reloads(
-    start_gateway: Start, worker: Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Future[None]]:
+def failed_reloads(start_gateway, worker, tmp_path_factory) -> Iterator[Future[None]]:
     """Begin `reload_in_vain`, which takes long, with the first test; the others run meanwhile."""
     directory = tmp_path_factory.mktemp("reloads")
     with ThreadPoolExecutor(1) as thread:
@@ -529,7 +508,7 @@ def replace_in_vain(server: Server, number: signal.Signals, path: str) -> None:
 
 @pytest.fixture
 def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
-    proxy = Proxy(urlsplit(rabbitmq.url).port)
+    proxy = Proxy(rabbitmq.port)
     yield proxy
     proxy.close()
 
@@ -538,7 +517,7 @@ def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
     gateway, rabbitmq, proxy, worker, tmp_path
 ):
     # Given a new child that has answered its parent, and is not ready,
-    url = rabbitmq.url.replace(f":{urlsplit(rabbitmq.url).port}", f":{proxy.port}")
+    url = rabbitmq.url.replace(f":{rabbitmq.port}", f":{proxy.port}")
     config = tmp_path / "gateway.toml"
     config.write_text(f"confirm_timeout = 0.5\n{ROUTE}")
     server = gateway("--config", str(config), "--broker", url)
@@ -588,7 +567,7 @@ async def test_stopping_under_load_answers_every_request_that_was_taken(gateway,
 
     async def client(answers: list[int]) -> None:
         """Send requests one after the other until told that this was the last one."""
-        async with await Connection.open(port(server)) as connection:
+        async with await Connection.open(server.port) as connection:
             while True:
                 answer = await connection.ask(request(b"x"))
                 answers.append(answer.status)
@@ -613,7 +592,7 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway
     stopping = {gateway(*nobody(3)): os.kill, gateway(*nobody(3)): os.killpg}
 
     async def talk(server: Server) -> Answer:
-        async with await Connection.open(port(server)) as connection:
+        async with await Connection.open(server.port) as connection:
             # Given a request under way,
             await wait_at(connection, server)
             # when the gateway is told to stop,
@@ -623,7 +602,7 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway
             answer = asyncio.ensure_future(connection.answer())
             while not answer.done():
                 try:
-                    (await Connection.open(port(server))).writer.close()
+                    (await Connection.open(server.port)).writer.close()
                 except ConnectionRefusedError:
                     break
                 except ConnectionResetError:
@@ -656,7 +635,7 @@ async def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
     os.kill(busy.pid, signal.SIGHUP)
     until(lambda: "reloaded" in busy.output())
 
-    async with asyncio.timeout(TIMEOUT), await Connection.open(port(busy)) as connection:
+    async with asyncio.timeout(TIMEOUT), await Connection.open(busy.port) as connection:
         await wait_at(connection, busy)
         os.kill(busy.pid, signal.SIGTERM)
         with suppress(ConnectionResetError):
@@ -675,7 +654,7 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
             answers = [await connection.ask(call) for call in calls]
             return [*answers, await connection.ask(b"POST / HTTP/1.1\r\n\r\n")]
 
-    answers = [asyncio.run(ask(address)) for address in (port(one), told.path)][1]
+    answers = [asyncio.run(ask(address)) for address in (one.port, told.path)][1]
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
     until(lambda: told.output().count("requests: ") == before + len(answers))
     lines = re.findall(
@@ -700,7 +679,7 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
 async def test_second_signal_ends_at_once(gateway, nobody):
     server = gateway(*nobody(60))
 
-    async with asyncio.timeout(TIMEOUT), await Connection.open(port(server)) as connection:
+    async with asyncio.timeout(TIMEOUT), await Connection.open(server.port) as connection:
         await wait_at(connection, server)
         os.kill(server.pid, signal.SIGTERM)
         while "draining" not in server.output():
@@ -755,7 +734,7 @@ def test_the_pages_load_nothing_else(one):
         assert found.status == 200 and not re.search(r"https?:", found.body.decode())
         assert found.headers["content-type"].startswith("text/")
     assert fetch(f"{one.admin_url}/page/other.js").status == 404
-    told = readiness(one)
+    told = readiness(one)[1]
     assert (told["version"], told["strategy"]) == (__version__, "redis")
 
 
@@ -770,7 +749,7 @@ def test_broker_that_is_away_fails_readiness_but_not_liveness(
     rabbitmq.ctl("stop_app")
     try:
         until(lambda: not is_ready(one))
-        (child,) = readiness(one)["children"]
+        (child,) = readiness(one)[1]["children"]
         assert child["broker"] and not child["results"]
         assert fetch(f"{one.admin_url}/healthz").status == 200
         answer = post(one, b"x")
@@ -790,7 +769,7 @@ def test_result_store_that_is_away_fails_readiness_until_it_returns(stack, rabbi
 
     store.kill()
     until(lambda: not is_ready(server))
-    (child,) = readiness(server)["children"]
+    (child,) = readiness(server)[1]["children"]
     assert child["results"] and not child["broker"]
     assert post(server, b"x").type == "results-unavailable"
 

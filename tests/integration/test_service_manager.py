@@ -73,9 +73,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 
 
 @pytest.fixture
-def start_gateway(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
-) -> Iterator[Callable[..., Server]]:
+def start_gateway(stack, rabbitmq, redis_server) -> Iterator[Callable[..., Server]]:
     started = []
 
     def start(address: str, *args: str, **env: str) -> Server:

@@ -6,7 +6,6 @@ import hmac
 import json
 import time
 from base64 import b64encode
-from typing import NamedTuple
 
 import pytest
 from nacl.signing import SigningKey
@@ -23,7 +22,7 @@ from tests.integration.senders import (
     proof,
     times,
 )
-from tests.integration.webhooks import Call, ask, others
+from tests.integration.webhooks import Call, ask
 from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import Server
@@ -51,44 +50,35 @@ def mac(text: str) -> bytes:
     return hmac.digest(SECRET.encode(), text.encode(), "sha256")
 
 
-class Handshake(NamedTuple):
-    """A sender's question; ``proof`` names the header or parameter that shows who it is."""
-
-    call: Call
-    answer: bytes
-    proof: str
-
-
-def handshake(name: str) -> Handshake:
-    """Return the handshake as the sender begins it now."""
+def handshake(name: str) -> tuple[Call, bytes]:
+    """Return the question as the sender asks it now, and the answer."""
     query, timestamp = times(), str(int(time.time()))
     if name == "wechat":
         query |= {"signature": proof(query), "echostr": "123"}
-        return Handshake(Call("/wechat", query=query, method="GET"), b"123", "signature")
+        return Call("/wechat", query=query, method="GET"), b"123"
     if name == "wecom":
         echostr = encrypted("456")
         query |= {"msg_signature": proof(query, echostr), "echostr": echostr}
-        return Handshake(Call("/wecom", query=query, method="GET"), b"456", "msg_signature")
+        return Call("/wecom", query=query, method="GET"), b"456"
     if name == "meta":
         hub = {"mode": "subscribe", "verify_token": "v-token", "challenge": "789"}
         query = {f"hub.{name}": value for name, value in hub.items()}
-        return Handshake(Call("/meta", query=query, method="GET"), b"789", "hub.verify_token")
+        return Call("/meta", query=query, method="GET"), b"789"
     if name == "x":  # who asks shows nothing
         answer = {"response_token": "sha256=" + b64encode(mac("crc")).decode()}
         call = Call("/x", query={"crc_token": "crc"}, method="GET")
-        return Handshake(call, json.dumps(answer).encode(), "")
+        return call, json.dumps(answer).encode()
     if name == "slack":
         body = '{"type":"url_verification","challenge":"3eZb"}'
         signature = "v0=" + mac(f"v0:{timestamp}:{body}").hex()
         headers = {"X-Slack-Request-Timestamp": timestamp, "X-Slack-Signature": signature}
-        return Handshake(Call("/slack", body.encode(), headers), b"3eZb", "X-Slack-Signature")
+        return Call("/slack", body.encode(), headers), b"3eZb"
     if name == "discord":
         signature = SigningKey(SEED).sign(f'{timestamp}{{"type":1}}'.encode()).signature.hex()
         headers = {"X-Signature-Timestamp": timestamp, "X-Signature-Ed25519": signature}
-        call = Call("/discord", b'{"type":1}', headers)
-        return Handshake(call, b'{"type":1}', "X-Signature-Ed25519")
+        return Call("/discord", b'{"type":1}', headers), b'{"type":1}'
     event = {"type": "url_verification", "challenge": "ajls", "token": "v-token"}
-    return Handshake(feishu(event), b'{"challenge": "ajls"}', "X-Lark-Signature")
+    return feishu(event), b'{"challenge": "ajls"}'
 
 
 def test_each_scheme_that_answers_a_get_by_code_is_here():
@@ -99,22 +89,12 @@ def test_each_scheme_that_answers_a_get_by_code_is_here():
 
 @pytest.mark.parametrize("name", ["wechat", "wecom", "meta", "x", "slack", "discord", "feishu"])
 def test_a_handshake_is_answered_at_once(gateway, nginx, name):
-    published, (call, expected, _) = metric(gateway, PUBLISHED), handshake(name)
+    published, (call, expected) = metric(gateway, PUBLISHED), handshake(name)
 
     answer = ask(nginx, call)
 
     assert (answer.status, answer.body) == (200, expected)
     assert metric(gateway, PUBLISHED) == published
-
-
-@pytest.mark.parametrize("name", ["wechat", "wecom", "meta", "slack", "discord", "feishu"])
-def test_a_handshake_that_is_not_the_senders_is_refused(nginx, name):
-    call, _, proof = handshake(name)
-    value = {**call.headers, **call.query}[proof]
-    change = call.with_header if proof in call.headers else call.with_parameter
-    for text in others(value):
-        answer = ask(nginx, change(proof, text))
-        assert (answer.status, answer.type) == (401, "unverified")
 
 
 def test_dingtalks_check_is_answered_by_an_encrypted_success(gateway, nginx):

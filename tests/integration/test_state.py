@@ -9,7 +9,6 @@ from time import monotonic
 import pytest
 import redis
 
-from gateway.stack.loopback import answers_ok
 from tests.integration.deliveries import (
     KEYED,
     Servers,
@@ -23,7 +22,7 @@ from tests.integration.deliveries import (
 )
 from tests.support.config import route
 from tests.support.http_client import Answer
-from tests.support.requests import metric
+from tests.support.requests import is_ready, metric
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
@@ -48,10 +47,6 @@ def gateways(servers: Servers, state: Server) -> dict[str, Server]:
         return f'state_url = "{state.url}"\nwithout_state = "{without}"\n{KEYED}{OPEN}'
 
     return servers.each({name: ("redis", config(name)) for name in WITHOUT})
-
-
-def is_ready(gateway: Server) -> bool:
-    return answers_ok(int(gateway.admin_url.rpartition(":")[2]), "/readyz?route=/keyed")
 
 
 async def use(gateways: dict[str, Server], state: Server) -> None:
@@ -107,9 +102,9 @@ def test_without_claims_deliveries_are_refused_or_relayed(servers, gateways, sta
         refused, relayed = run(gather(*map(some, gateways)))
         for gateway in gateways.values():
             run(eventually(lambda g=gateway: metric(g, "gateway_in_flight") == 0))
-        run(eventually(lambda: not is_ready(refusing)))
+        run(eventually(lambda: not is_ready(refusing, "/keyed")))
         # Who can do without is as ready as ever.
-        assert is_ready(relaying)
+        assert is_ready(relaying, "/keyed")
     finally:
         if fault == "killed":
             state.restart()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from pathlib import Path
 from types import FrameType
 
 import gateway
-from gateway.strategies import find
 from tests.docs.test_documents import text
 from tests.support.http_client import request
-from tests.support.in_memory import Gateway
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.in_memory import connected
 
 PACKAGE = Path(gateway.__file__).parent
-TIMEOUT = 20  # seconds
 
 
 def documented() -> list[list[tuple[str, str]]]:
@@ -29,10 +25,7 @@ def documented() -> list[list[tuple[str, str]]]:
     return [[tuple(line.split()) for line in way.splitlines()] for way in ways]
 
 
-async def test_a_request_goes_the_way_that_is_written_down(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server
-):
-    worker = stack.worker(rabbitmq.url, redis_server.url)
+async def test_a_request_goes_the_way_that_is_written_down(rabbitmq, worker):
     calls: list[tuple[str, str]] = []
 
     def called(frame: FrameType, event: str, _argument: object) -> None:
@@ -40,24 +33,15 @@ async def test_a_request_goes_the_way_that_is_written_down(
         if event == "call" and path.is_relative_to(PACKAGE):
             calls.append((str(path.relative_to(PACKAGE)), frame.f_code.co_qualname))
 
-    settings = {"broker_url": rabbitmq.url, "strategy": "pika", "result_backend": ""}
+    settings = {"broker_url": rabbitmq.url, "result_backend": ""}
     settings["routes"] = [{"path": "/", "task": "appserver.tasks.echo"}]
-    one = Gateway(find("pika"), settings)
-    await one.relay.start()
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            while any(one.relay.checks().values()):
-                await asyncio.sleep(0.01)
-            async with await one.open() as connection:
-                sys.setprofile(called)
-                answer = await connection.ask(request(b"hello"))
-                sys.setprofile(None)
+    async with connected("pika", settings) as one, await one.open() as connection:
+        sys.setprofile(called)
+        try:
+            answer = await connection.ask(request(b"hello"))
+        finally:
+            sys.setprofile(None)
         assert (answer.status, answer.body) == (200, b"hello")
-    finally:
-        sys.setprofile(None)
-        await one.relay.stop()
-        await one.close()
-    worker.stop()
 
     ways = documented()
     assert [len(way) for way in ways] == [20, 5, 10]

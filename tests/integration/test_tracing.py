@@ -18,7 +18,7 @@ from tests.integration.deliveries import URLS, gather, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector, Span
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 from tests.support.waiting import until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -83,13 +83,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def worker(
-    stack: Stack,
-    rabbitmq: RabbitMQ,
-    redis_server: Server,
-    collector: Collector,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Server:
+def worker(stack, rabbitmq, redis_server, collector, tmp_path_factory) -> Server:
     """A worker of the app in docs/tracing.md, started by the command that is there."""
     document = text("docs/tracing.md")
     (shown,) = re.findall(r"```python\n(.*?)```", document, re.S)
@@ -114,23 +108,12 @@ def worker(
 
 
 @pytest.fixture(scope="module")
-def start(
-    stack: Stack,
-    rabbitmq: RabbitMQ,
-    redis_server: Server,
-    worker: Server,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., Server]:
+def start(start_gateway, worker) -> Callable[..., Server]:
     """Start a gateway with more settings and variables."""
-    started = []
 
     def start(settings: str, strategy: str = "pika", **env: str) -> Server:
-        config = tmp_path_factory.mktemp("gateway") / "gateway.toml"
-        config.write_text(f"{settings}\n{ROUTES}")
-        urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-        options = [f"--strategy={strategy}", *urls, "--config", str(config)]
-        started.append(stack.gateway(*options, env={"OTEL_BSP_SCHEDULE_DELAY": "100", **env}))
-        return started[-1]
+        env = {"OTEL_BSP_SCHEDULE_DELAY": "100", **env}
+        return start_gateway(f"{settings}\n{ROUTES}", f"--strategy={strategy}", env=env)
 
     return start
 

@@ -11,7 +11,7 @@ import pika
 import pytest
 
 from gateway.stack.server import poll
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ
 
 TIMEOUT = 30  # seconds
 DEAD = "gateway.dead"
@@ -85,9 +85,7 @@ class Client:
 
 
 @pytest.fixture(scope="module", params=["solo", "prefork", "threads", "gevent", "celery's reading"])
-def client(
-    request, stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server, tmp_path_factory
-) -> Iterator[Client]:
+def client(request, stack, own_rabbitmq, redis_server, tmp_path_factory) -> Iterator[Client]:
     """A worker of each pool, and one whose messages are read as Celery reads them."""
     directory = tmp_path_factory.mktemp("unusable")
     (directory / "shop.py").write_text(SHOP)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from urllib.parse import urlencode, urlsplit
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
 from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import Server
@@ -32,12 +32,6 @@ class Call:
         lines = [f"{name}: {value}" for name, value in self.headers.items()]
         return request(self.body, self.target, *lines, method=self.method)
 
-    def with_header(self, name: str, value: str) -> Call:
-        return replace(self, headers={**self.headers, name: value})
-
-    def with_parameter(self, name: str, value: str) -> Call:
-        return replace(self, query={**self.query, name: value})
-
 
 def ask_all(server: Server, calls: Iterable[Call]) -> list[Answer]:
     """Send `calls` one after the other, over connections that are kept alive."""
@@ -46,7 +40,7 @@ def ask_all(server: Server, calls: Iterable[Call]) -> list[Answer]:
         answers = []
         remaining = iter(calls)
         while some := [call for _, call in zip(range(500), remaining, strict=False)]:
-            async with await Connection.open(urlsplit(server.url).port) as connection:
+            async with await Connection.open(server.port) as connection:
                 answers += [await connection.ask(call.encode()) for call in some]
         return answers
 
@@ -56,15 +50,3 @@ def ask_all(server: Server, calls: Iterable[Call]) -> list[Answer]:
 def ask(server: Server, call: Call) -> Answer:
     (answer,) = ask_all(server, [call])
     return answer
-
-
-def other(character: str) -> str:
-    """Return another character, which is good wherever the first one is."""
-    return "1" if character == "0" else "0" if character.isdigit() else "bc"[character == "b"]
-
-
-def others(text: str) -> Iterator[str]:
-    """Yield `text` with each character changed, and with each letter in the other case."""
-    for i, character in enumerate(text):
-        for by in {other(character), character.swapcase()} - {character}:
-            yield text[:i] + by + text[i + 1 :]

@@ -1,4 +1,4 @@
-"""A clock that can be stepped, for one Python process and all that it starts."""
+"""A clock that can be set, for one Python process and all that it starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ _SITE = """\
 import mmap, os, struct, time
 
 _file = os.open(os.environ["STACK_CLOCK"], os.O_RDONLY)
-_step = mmap.mmap(_file, 8, prot=mmap.PROT_READ)
+_setting = mmap.mmap(_file, 16, prot=mmap.PROT_READ)
 os.close(_file)
 _true = time.time
-time.time = lambda: _true() + struct.unpack_from("d", _step)[0]
+
+def _time():
+    rate, seconds = struct.unpack_from("dd", _setting)
+    return rate * _true() + seconds
+
+time.time = _time
 """
 
 
@@ -28,13 +33,20 @@ class Clock:
     def __init__(self, directory: Path):
         directory.mkdir()
         (directory / "sitecustomize.py").write_text(_SITE)
-        self._step = directory / "step"
-        self._step.write_bytes(bytes(8))
+        self._setting = directory / "setting"
+        self._setting.write_bytes(struct.pack("dd", 1.0, 0.0))
         path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
         #: What a process that goes by this clock has in its environment.
-        self.env = {"PYTHONPATH": path, "STACK_CLOCK": str(self._step)}
+        self.env = {"PYTHONPATH": path, "STACK_CLOCK": str(self._setting)}
 
     def step(self, seconds: float) -> None:
         """Set the clock so many seconds before (below 0) or after the true time."""
-        with self._step.open("r+b", buffering=0) as file:  # the mapped one, not another
-            file.write(struct.pack("d", seconds))
+        self._set(1.0, seconds)
+
+    def stop(self, at: float) -> None:
+        """Let the clock stand still at this time, in seconds since the epoch."""
+        self._set(0.0, at)
+
+    def _set(self, rate: float, seconds: float) -> None:
+        with self._setting.open("r+b", buffering=0) as file:  # the mapped one, not another
+            file.write(struct.pack("dd", rate, seconds))

@@ -74,6 +74,12 @@ class Connection:
         return await self.reader.read() == b""
 
 
+async def ask(address: int | Path, data: bytes) -> Answer:
+    """Send a request on a connection of its own."""
+    async with await Connection.open(address) as connection:
+        return await connection.ask(data)
+
+
 def request(
     body: bytes = b"", target: str = "/", *lines: str, method: str = "POST", host: str = "gateway"
 ) -> bytes:

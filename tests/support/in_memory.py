@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
+import pytest
 import uvloop
 from kombu.utils.json import loads
 from tornado.ioloop import IOLoop
@@ -19,9 +20,11 @@ from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from gateway.process.sockets import bind
 from gateway.relay.relay import Relay
+from gateway.strategies import find
 from gateway.strategies.base import Strategy
-from tests.support.http_client import Connection
+from tests.support.http_client import Answer, Connection, ask, request
 from tests.support.requests import counted
+from tests.support.waiting import eventually
 
 ROUTES = [{"path": "/"}, {"path": "/hooks/{account}"}, {"path": "/xml", "content_type": "text/xml"}]
 #: The loops that gateways run on: connections are their transports.
@@ -80,6 +83,19 @@ class Gateway:
     async def open(self) -> Connection:
         return await Connection.open(self.address)
 
+    async def ask(self, data: bytes) -> Answer:
+        """Send a request on a connection of its own."""
+        return await ask(self.address, data)
+
+    async def begin(self, connection: Connection, body: bytes = b"x") -> PendingTask:
+        """Send a request whose task whoever calls ends."""
+        connection.send(request(body))
+        return await self.strategy.sent.get()
+
+    async def until_closed(self) -> None:
+        """Wait until the gateway knows of no open connection any more."""
+        await eventually(lambda: not self.metrics.get("gateway_connections_open"))
+
     async def close(self) -> None:
         await self.server.drain(0)
         self._listener.close()
@@ -91,6 +107,26 @@ class Gateway:
 
 
 Start = Callable[..., Gateway]
+#: The marks of tests with the fixture `serve`: each runs on each loop, and no error is logged.
+MARKS = [
+    pytest.mark.gen_test(timeout=10),
+    pytest.mark.usefixtures("nothing_is_told"),
+    pytest.mark.parametrize("io_loop", LOOPS, indirect=True),
+]
+
+
+@contextlib.asynccontextmanager
+async def connected(strategy: str, settings: dict) -> AsyncIterator[Gateway]:
+    """Run a gateway with a real strategy in this process, once it is connected to its servers."""
+    gateway = Gateway(find(strategy), {"strategy": strategy, **settings})
+    await gateway.relay.start()
+    try:
+        async with asyncio.timeout(60):
+            await eventually(lambda: not any(gateway.relay.checks().values()))
+            yield gateway
+    finally:
+        await gateway.relay.stop()
+        await gateway.close()
 
 
 @contextlib.contextmanager

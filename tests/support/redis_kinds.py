@@ -40,8 +40,8 @@ def redis_of(kind: str, stack: Stack, certificates: Certificates) -> Iterator[Se
     elif kind == "sentinel":
         servers.append(server := stack.redis())
         port, conf = free_port(), stack.directory / f"sentinel-{free_port()}.conf"
-        of = f"127.0.0.1 {server.url.rpartition(':')[2].removesuffix('/0')} 1"
-        conf.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor main {of}\n")
+        of = f"sentinel monitor main 127.0.0.1 {server.port} 1"
+        conf.write_text(f"port {port}\nbind 127.0.0.1\n{of}\n")
         argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
         servers.append(stack.spawn("sentinel", argv, ready="+monitor master"))
         server.state = f"sentinel://127.0.0.1:{port}/0?master_name=main"
@@ -106,7 +106,7 @@ class Nodes:
         return server
 
     def join(self, node: Server) -> None:
-        host, port = "127.0.0.1", port_of(self.masters[0])
+        host, port = "127.0.0.1", self.masters[0].port
         self.ask(node, "CLUSTER", "MEET", host, port, self.masters[0].bus)
 
     def ask(self, node: Server, *command: object) -> str:
@@ -129,7 +129,7 @@ class Nodes:
         with redis.Redis.from_url(source.url) as client:
             while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
                 for key in keys:
-                    client.migrate("127.0.0.1", port_of(target), key, 0, 5_000)
+                    client.migrate("127.0.0.1", target.port, key, 0, 5_000)
                     time.sleep(0)
         for node in (target, source):
             self.ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self.id(target))
@@ -144,10 +144,6 @@ def server_bus(server: Server) -> int:
         return int(client.config_get("cluster-port")["cluster-port"])
 
 
-def port_of(server: Server) -> int:
-    return int(server.url.rpartition(":")[2].removesuffix("/0"))
-
-
 class Watched:
     """A primary and its replicas; a Sentinel watches them, one more is on the primary's side."""
 
@@ -156,7 +152,7 @@ class Watched:
     def __init__(self, stack: Stack, *options: str, tls: TLS | None = None, replicas: int = 1):
         self._stack, self._tls = stack, tls
         self.primary = self._redis(*options)
-        of = "--replicaof", "127.0.0.1", str(port_of(self.primary))
+        of = "--replicaof", "127.0.0.1", str(self.primary.port)
         of += "--masteruser", "sentinel", "--masterauth", "s"
         self.replica, *self._more = [self._redis(*of) for _ in range(replicas)]
         self.sentinel = self._sentinel("sentinel", "+slave ")
@@ -199,7 +195,7 @@ class Watched:
                     f"{'port 0' if files else ''}\n{'tls-' if files else ''}port {port}",
                     "bind 127.0.0.1",
                     f"requirepass {self.PASSWORD}",
-                    f"sentinel monitor {self.NAME} 127.0.0.1 {port_of(self.primary)} 1",
+                    f"sentinel monitor {self.NAME} 127.0.0.1 {self.primary.port} 1",
                     f"sentinel auth-user {self.NAME} {user}",
                     f"sentinel auth-pass {self.NAME} s",
                     f"sentinel down-after-milliseconds {self.NAME} {down_after}",
@@ -209,7 +205,7 @@ class Watched:
         )
         argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
         server = self._stack.spawn(f"sentinel-{user}", argv, ready=ready)
-        server.port = port
+        server.url = f"redis://127.0.0.1:{port}/0"
         return server
 
     def client(self, server: Server) -> redis.Redis:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
 from http.client import HTTPConnection
+from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,8 +17,9 @@ from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from gateway.metrics import Metrics
 from gateway.process.counters import Reader
-from gateway.stack import Server
+from gateway.stack.loopback import answers_ok
 from tests.support.http_client import Answer
+from tests.support.stack import Server
 
 #: How many requests were answered, and how many messages were handed to the broker.
 REQUESTS = "http_server_request_duration_seconds_count"
@@ -69,6 +72,17 @@ def fetch(url: str, *headers: str, method: str = "GET", body: bytes | None = Non
         found = connection.getresponse()
         named = {name.lower(): value for name, value in found.getheaders()}
         return Answer(found.status, named, found.read())
+
+
+def readiness(gateway: Server, route: str = "") -> tuple[int, dict[str, Any]]:
+    """Return the status of a gateway's readiness, or of a route's, and what it tells."""
+    answer = fetch(f"{gateway.admin_url}/readyz" + (f"?route={route}" if route else ""))
+    return answer.status, json.loads(answer.body)
+
+
+def is_ready(gateway: Server, route: str = "") -> bool:
+    """Tell the same of a gateway that may not answer at all."""
+    return answers_ok(gateway.admin_port, "/readyz" + (f"?route={route}" if route else ""))
 
 
 def scrape(gateway: Server, *headers: str) -> str:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from gateway import stack
 from gateway.stack import ProgramMissing, StackError, free_port
@@ -33,6 +34,14 @@ _DUMP = "case whereis(mnesia_sup) of undefined -> dumped; _ -> mnesia:dump_log()
 
 class Server(Measured):
     """A server that can be stopped where it is."""
+
+    @property
+    def port(self) -> int:
+        return cast(int, urlsplit(self.url).port)
+
+    @property
+    def admin_port(self) -> int:
+        return cast(int, urlsplit(self.admin_url).port)
 
     def freeze(self) -> None:
         """Stop the process and its descendants (SIGSTOP) where they are, until `thaw`."""
