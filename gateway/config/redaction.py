@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus, urlencode
 
@@ -26,9 +28,15 @@ from gateway.sources.reading import MISSING, at, pointer, put, read_json_value, 
 HIDDEN = "[redacted]"
 #: Characters of a value from which on it is also looked for within texts, and not only as a whole.
 _WITHIN = 4
-#: Values that are looked for within texts: where there are more, every text is hidden.
-_MOST = 100
-_any_text = re.compile(".+", re.DOTALL)
+#: Values that are looked for, characters of them, and how much there is to do, about in bytes that are
+#: compared. Where there is more, every text and number is hidden: looking for the values would hold
+#: up other requests.
+_MOST, _LONG, _WORK = 100, 64 * 1024, 30_000_000
+_PER_TEXT = 50  # bytes of a text that take as long as to begin with it
+#: What is in the place of a value's first character, and of its others, while one is looked for: half
+#: surrogates.
+_FIRST, _OTHERS = "\udffe", "\udfff"
+_found = re.compile(f"{_FIRST}{_OTHERS}*").finditer
 #: Fields of the header `delivery` that no sender has chosen.
 _OURS = frozenset(("id", "source", "route", "received_at", "traceparent", "store"))
 
@@ -89,24 +97,38 @@ class Redacted:
         self._body, self._hidden_body = body, any(place == "body" for place in self.places)
         self._tokens = [pointer(p.removeprefix("json:")) for p in self.places if p[:5] == "json:"]
         values = [value for _, value in found if not isinstance(value, bytes)]
-        self._whole = [value for value in values if isinstance(value, dict | list)]
-        leaves = [each for each in walk(values) if not isinstance(each, dict | list)]
+        some = list(islice(walk(values), _MOST + 1))
+        leaves = [each for each in some if not isinstance(each, dict | list)]
         self._constants = {each for each in leaves if each is None or isinstance(each, bool)}
         self._texts = {str(each) for each in leaves if type(each) in (str, int, float)} - {""}
-        self._many = len(self._texts) > _MOST
-        forms = {form for text in self._texts if not self._many for form in _forms(text)}
-        #: A value may contain another one: the longest comes first.
-        self._forms = sorted(forms, key=len, reverse=True)
-        within = [re.escape(form) for form in self._forms if len(form) >= _WITHIN]
-        self._within = re.compile("|".join(within), re.IGNORECASE) if within else None
-        if self._many:
-            self._within = _any_text
+        self._whole = [value for value in values if isinstance(value, dict | list)]
+        work = (len(body) + _PER_TEXT * body.count(b'"')) * len(self._texts)
+        long = sum(map(len, self._texts)) > _LONG
+        self._many = len(some) > _MOST or long or work > _WORK
+        if self._many:  # what was parsed may be many times as large as the body
+            self._texts, self._whole = set(), []
+
+    @cached_property
+    def _forms(self) -> list[str]:
+        """How the values may be written, in lower case; the longest first: one may contain another."""
+        forms = {_lower(form) for text in self._texts for form in _forms(text)}
+        return sorted(forms, key=len, reverse=True)
 
     def text(self, text: str) -> str:
         """Return `text` without the values."""
-        if text in self._texts:
+        if text and (self._many or text in self._texts):
             return HIDDEN
-        return self._within.sub(HIDDEN, text) if self._within else text
+        lower = _lower(text)
+        for form in self._forms:
+            if len(form) >= _WITHIN:
+                lower = lower.replace(form, _FIRST + _OTHERS * (len(form) - 1))
+        if _FIRST not in lower:
+            return text
+        at, left = 0, []
+        for found in _found(lower):
+            left.append(text[at : found.start()])
+            at = found.end()
+        return HIDDEN.join([*left, text[at:]])
 
     def path(self, text: str) -> str:
         """Return the path of a URL without the values, in whatever way those are encoded."""
@@ -151,7 +173,7 @@ class Redacted:
 
     def is_in(self, given: Answer) -> bool:
         """Tell whether an answer has one of the values."""
-        text = given.body.decode(errors="replace") + json.dumps(given.headers)
+        text = _lower(given.body.decode(errors="replace") + json.dumps(given.headers))
         return self._many or any(form in text for form in self._forms)
 
     def _redacted_body(self) -> str:
@@ -181,7 +203,8 @@ class Redacted:
         if value in self._whole:
             return HIDDEN
         if value is None or isinstance(value, bool):
-            return HIDDEN if constants and value in self._constants else value
+            hidden = constants and (self._many or value in self._constants)
+            return HIDDEN if hidden else value
         if isinstance(value, dict):
             if value.keys() == {"__type__", "__value__"}:  # a body that is not UTF-8
                 return HIDDEN
@@ -192,7 +215,12 @@ class Redacted:
         if isinstance(value, str):
             is_body = value and value.encode(errors="surrogatepass") == self._body
             return self._redacted_body() if is_body else self.text(value)
-        return HIDDEN if str(value) in self._texts else value
+        return HIDDEN if self._many or str(value) in self._texts else value
+
+
+def _lower(text: str) -> str:
+    """Return a text in lower case; each of its characters stays one."""
+    return text.replace("İ", "I").lower().replace("ς", "σ")
 
 
 def _forms(text: str) -> set[str]:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answer import Answer
-from gateway.config.redaction import HIDDEN, Redacted, Redaction
+from gateway.config import redaction
+from gateway.config.redaction import HIDDEN, Redacted, Redaction, _lower
 from gateway.config.route import Route
 from gateway.delivery import Delivery, Request
 from gateway.sources.reading import read_query
@@ -98,11 +99,25 @@ def test_nobodys_json_is_parsed(monkeypatch):
     assert hidden.request(request).body == b""
 
 
-def test_of_many_values_every_text_is_hidden():
-    values = [f"value {n}" for n in range(101)]
-    (_, _, text), header = kept(["json:/a"], json.dumps({"a": values, "b": "c", "d": 1}).encode())
-    assert json.loads(text) == {HIDDEN: 1} and header["event"] in ("", HIDDEN)
-    redacted = Redacted([("json:/a", values)], b"")
+@pytest.mark.parametrize(
+    ("values", "length"),
+    [
+        ([f"value {n}" for n in range(101)], 1),
+        ([[]] * 101, 1),
+        (["x" * redaction._LONG, 1], 1),
+        ([f"value {n}" for n in range(90)], redaction._WORK // 90),
+    ],
+    ids=["many", "many lists", "long", "in a large body"],
+)
+def test_where_it_would_take_long_to_look_for_values_every_text_and_number_is_hidden(
+    values, length
+):
+    body = {"a": values, "b": "c" * length, "d": 1, "e": None}
+    places = ["json:", "json:/b", "json:/d", "json:/e"]
+    found, header = kept(["json:/a"], json.dumps(body).encode(), places)
+    assert found == [{HIDDEN: HIDDEN}] + [HIDDEN] * 3
+    assert header["event"] in ("", HIDDEN)
+    redacted = Redacted([("json:/a", values)], json.dumps(body).encode())
     assert redacted.text("any") == HIDDEN and redacted.is_in(Answer(200, "", b"any"))
 
 
@@ -119,6 +134,20 @@ def test_answers(body, found):
     redacted = Redacted([("json:/a", "4111")], b"")
     assert redacted.is_in(Answer(200, "text/plain", body)) is found
     assert redacted.is_in(Answer(200, "", b"", {"Location": "/4111"})) is True
+
+
+@pytest.mark.parametrize("text", ["ΟΔΟΣ", "İstanbul", "Straße", "K.Å."])
+def test_a_value_is_in_no_text_in_upper_or_lower_case_either(text):
+    assert all(len(_lower(each)) == 1 for each in map(chr, range(0x11_0000)))
+    redacted = Redacted([("json:/a", text)], b"")
+    for each in (text, text.lower() if "İ" not in text else text):
+        assert redacted.text(f"in {each}x and {each}") == f"in {HIDDEN}x and {HIDDEN}"
+
+
+def test_nothing_outlives_a_delivery_with_values(monkeypatch):
+    # `re` keeps what it has compiled, and takes long for long texts.
+    monkeypatch.setattr("gateway.config.redaction.re", None)
+    assert Redacted([("json:/a", "1234")], b"").text("x1234x") == f"x{HIDDEN}x"
 
 
 @given(st.text(min_size=4), st.text(), st.text())
