@@ -28,6 +28,8 @@ RESULTS = "/results/"
 #: The most different events of a batch: each is compared with the events of each route.
 MAX_EVENTS = 1_000
 
+# A request's path is decoded before it is compared with this.
+_PATH = "has to begin with /, without a space, ?, # or %; write what %.. stands for, as in /café"
 _idempotency = pointing(f"auto|none|{KEY}", "is auto, none, header:NAME or json:/pointer")
 _content_type = matching(
     r"[\x20-\x7e]+", "has printable ASCII characters only, as in text/plain; charset=utf-8"
@@ -47,7 +49,7 @@ class Route(TaskSettings):
     the gateway's. Before that, 0 and "" mean that a setting was left out. Times are in seconds.
     """
 
-    path: Annotated[str, matching(r"/[^\s?#]*", "has to begin with /, without a space, ? or #")]
+    path: Annotated[str, matching(r"/[^\s?#%]*", _PATH)]
     """begins with `/`; `{name}` stands for one segment"""
     source: str | None = None
     """a name from `[sources]`: that source verifies the requests; without one the route is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from gateway.config.route import MAX_EVENTS
 from gateway.config.settings import Config, Route
@@ -108,6 +109,12 @@ def test_first_route_that_names_the_event_takes_it():
     assert tasks == {
         "push": "first", "issues.opened": "first", "star": "second", "issues": "rest", "": "rest",
     }  # fmt: skip
+
+
+def test_a_path_that_no_request_could_have_is_no_route_s():
+    with pytest.raises(ValidationError, match="write what %.. stands for"):
+        Route(path="/caf%C3%A9")
+    assert routes(Route(path="/café")).find("/caf%C3%A9")[0].path == "/café"
 
 
 def test_event_that_no_route_takes_has_no_target():
