@@ -18,7 +18,7 @@ import json
 import mmap
 import os
 from bisect import bisect_left
-from collections import Counter as Counts
+from collections import Counter
 from collections.abc import Iterable
 from struct import Struct
 from zlib import crc32
@@ -56,32 +56,6 @@ _VALUE = 8  # bytes
 
 #: A metric's name and the values of its labels.
 Key = tuple[str, ...]
-
-
-class Counter:
-    """A series that is counted often; its place in the file is known."""
-
-    __slots__ = ("_at", "_values")
-
-    def __init__(self, values: memoryview[float], at: int):
-        self._values, self._at = values, at
-
-    def add(self) -> None:
-        self._values[self._at] += 1
-
-
-class Histogram:
-    """The same for one that observes seconds."""
-
-    __slots__ = ("_at", "_values")
-
-    def __init__(self, values: memoryview[float], at: int):
-        self._values, self._at = values, at
-
-    def observe(self, seconds: float) -> None:
-        values, at = self._values, self._at
-        values[at + bisect_left(BUCKETS, seconds)] += 1
-        values[at + _SUM] += seconds
 
 
 class Metrics:
@@ -128,23 +102,31 @@ class Metrics:
 
     def set_queues(self, route: str, number: int) -> None:
         """Set how many dynamic queues `route` has."""
-        self._values[self._find((QUEUES, route))] = number
+        self._values[self.place(QUEUES, route)] = number
 
     def count(self, *key: str) -> None:
         """Add 1 to the counter `key`: its name, and its labels in the order of the table."""
-        self._values[self._find(key)] += 1
+        self._values[self.place(*key)] += 1
+
+    def count_at(self, place: int) -> None:
+        """Do the same for a counter that is counted often."""
+        self._values[place] += 1
 
     def observe(self, seconds: float, *key: str) -> None:
         """Add `seconds` to the histogram `key`."""
-        start, values = self._find(key), self._values
-        values[start + bisect_left(BUCKETS, seconds)] += 1
-        values[start + _SUM] += seconds
+        at = self._places.get(key)
+        self.observe_at(self._place(key) if at is None else at, seconds)
 
-    def counter(self, *key: str) -> Counter:
-        return Counter(self._values, self._find(key))
+    def observe_at(self, place: int, seconds: float) -> None:
+        """Do the same for a histogram that is counted often."""
+        values = self._values
+        values[place + bisect_left(BUCKETS, seconds)] += 1
+        values[place + _SUM] += seconds
 
-    def histogram(self, *key: str) -> Histogram:
-        return Histogram(self._values, self._find(key))
+    def place(self, *key: str) -> int:
+        """Return where the values of a series begin; describe it, at zero, where it is new."""
+        at = self._places.get(key)
+        return self._place(key) if at is None else at
 
     def connected(self, server: str) -> None:
         """Count a connection to the ``broker`` or to the ``results`` that was opened."""
@@ -175,9 +157,9 @@ class Metrics:
         if trace:
             self._exemplify(at, seconds, trace)
 
-    def answers(self) -> Counts[str]:
+    def answers(self) -> Counter[str]:
         """Return how many requests of each route were answered, but for those with a 4xx."""
-        found = Counts[str]()
+        found = Counter[str]()
         for (route, _, status), start in self._answers.items():
             if not 400 <= status < 500:
                 found[route] += int(sum(self._values[start : start + _SUM]))
@@ -192,14 +174,9 @@ class Metrics:
         known = method if method in METHODS else OTHER
         start = self._answers.get((route, known, status))
         if start is None:
-            start = self._find((REQUESTS, route, known, str(status)))
+            start = self.place(REQUESTS, route, known, str(status))
             self._answers[route, known, status] = start
         return start
-
-    def _find(self, key: Key) -> int:
-        """Return where the values of a series begin; describe it where it is new."""
-        at = self._places.get(key)
-        return self._place(key) if at is None else at
 
     def _place(self, key: Key) -> int:
         name, *labels = key

@@ -65,7 +65,7 @@ class PublishingChannel:
         self._channel = channel
         self._connection: TurnConnection = channel.connection
         self._confirms = confirms
-        self._sent = metrics.counter(SENT, *RABBITMQ)
+        self._metrics, self._sent = metrics, metrics.place(SENT, *RABBITMQ)
         self._confirm_timeout = confirm_timeout
         self._on_silence = on_silence
         # When the broker was asked whether it answers (monotonic), and how many sweeps ago. Time
@@ -93,7 +93,7 @@ class PublishingChannel:
         self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
         self._confirms.add(pending)
-        self._sent.add()
+        self._metrics.count_at(self._sent)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
@@ -146,8 +146,8 @@ class Confirms:
     def __init__(self, metrics: Metrics, on_rejected: Callable[[str], None]):
         self._metrics = metrics
         for error in (BrokerUnavailable, NotConfirmed, Rejected, Unroutable):
-            metrics.histogram(PUBLISHED, *RABBITMQ, error.type)  # so that it is there, at zero
-        self._confirmed = metrics.histogram(PUBLISHED, *RABBITMQ, "")
+            metrics.place(PUBLISHED, *RABBITMQ, error.type)  # so that it is there, at zero
+        self._confirmed = metrics.place(PUBLISHED, *RABBITMQ, "")
         self._on_rejected = on_rejected
         self._taken: set[str] = set()
         self._tag = 0
@@ -190,7 +190,7 @@ class Confirms:
                 self._refuse(pending, Unroutable(pending.message.nowhere))
             else:
                 self._taken.add(pending.message.queue)
-                self._confirmed.observe(now - pending.sent)
+                self._metrics.observe_at(self._confirmed, now - pending.sent)
                 pending.confirm()
 
     def on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:

@@ -77,11 +77,9 @@ class LateAnswers:
         self._prefix = results.prefix
         self._routes = {_key(route): route for route in config.routes if route.late is not None}
         self._senders: dict[tuple[str, str], Sender] = {}
-        self._counters = {
-            (path, end): metrics.counter(LATE_ANSWERS, path, end)
-            for path in {path for path, _ in self._routes}
-            for end in states.ENDS
-        }
+        for path, _ in self._routes:
+            for end in states.ENDS:
+                metrics.place(LATE_ANSWERS, path, end)  # so that it is there, at zero
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
         self._begun = Tasks()
@@ -142,7 +140,7 @@ class LateAnswers:
             where = route.path, delivery.id
             log.info("a delivery has no %s (route %s, delivery %s)", exc.args[0], *where)
             if give():
-                self._count(route.path, DROPPED)
+                self._metrics.count(LATE_ANSWERS, route.path, DROPPED)
             return
         except NotAllowed as exc:
             if give():
@@ -229,7 +227,7 @@ class LateAnswers:
         """Tell that nothing will be sent for a delivery that has no record."""
         text = "a result will not be sent late: %s (route %s, delivery %s, task %s)"
         log.warning(text, reason, path, delivery_id, task_id)
-        self._count(path, FAILED)
+        self._metrics.count(LATE_ANSWERS, path, FAILED)
         if self._journal is not None:
             self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
 
@@ -459,7 +457,7 @@ class LateAnswers:
             await self._tell(record, End(_STATES[record.end], record.reason))
             if not await self._records.swap(replace(record, told=True), found):
                 return  # another process has told it
-        self._count(record.route, record.end)
+        self._metrics.count(LATE_ANSWERS, record.route, record.end)
         if record.end in (FAILED, UNCERTAIN):
             log.warning(
                 "late answer %s: %s (route %s, delivery %s, task %s)", record.end, record.reason,
@@ -469,12 +467,6 @@ class LateAnswers:
     async def _tell(self, record: Record, end: End) -> None:
         if self._journal is not None:
             await self._journal.settle(record.delivery_id, record.task_id, end)
-
-    def _count(self, path: str, end: str) -> None:
-        if (path, end) in self._counters:
-            self._counters[path, end].add()
-        else:  # of a route that the configuration has no more
-            self._metrics.count(LATE_ANSWERS, path, end)
 
     def _trace(self, record: Record, sender: Sender, verdict: Verdict, began: int) -> None:
         if self._tracer is None or not record.traceparent:

@@ -51,7 +51,7 @@ class _LoopLag:
     """
 
     def __init__(self, metrics: Metrics):
-        self._lag = metrics.histogram(LAG)
+        self._metrics = metrics
         self._due = 0.0  # monotonic seconds
         self._timer: asyncio.TimerHandle  # from `start` on
 
@@ -64,7 +64,7 @@ class _LoopLag:
 
     def _measure(self) -> None:
         # Some loops round their timers to milliseconds, and so may be early.
-        self._lag.observe(max(0.0, monotonic() - self._due))
+        self._metrics.observe(max(0.0, monotonic() - self._due), LAG)
         self.start()
 
 

@@ -67,11 +67,9 @@ class Relay(Service):
         self.limits = Limits(config)
         self._routes = Routes(config)
         # From the beginning, as an alert has to see how each of them has come to its first value.
-        self._ignored = {
-            (route.path, name): metrics.counter(name, route.path)
-            for route in config.routes
-            for name in (UNROUTED, FILTERED)
-        }
+        for route in config.routes:
+            for name in (UNROUTED, FILTERED):
+                metrics.place(name, route.path)
         joined = any(route.identified for route in config.routes)
         late = any(route.late is not None for route in config.routes)
         results = None
@@ -264,7 +262,7 @@ class Relay(Service):
         counter, reason = UNROUTED, f"no route takes the event {in_flight.event!r}"
         if in_flight.endpoint.routed(verified.event):
             counter, reason = FILTERED, "the `when` of no route takes it"
-        self._ignored[in_flight.path, counter].add()
+        self.context.metrics.count(counter, in_flight.path)
         in_flight.state = IGNORED
         in_flight.give(in_flight.endpoint.unrouted(verified), reason)
 
