@@ -21,7 +21,7 @@ from gateway.clock import time
 from gateway.history.gateways import KINDS, Difference
 from gateway.metric_table import COUNTER, HISTOGRAM, METRICS, OTHER, PARENT, Metric
 from gateway.process import health
-from gateway.process.counters import Exemplar, Labels, Series, Totals
+from gateway.process.counters import Exemplar, Labels, Totals
 from gateway.process.supervisor import Supervisor
 
 _OPEN = "application/openmetrics-text"
@@ -31,11 +31,11 @@ STARTED = time()
 
 @dataclass(slots=True)
 class Buckets:
-    """What a histogram has counted: by upper bound, in their order, and not cumulative."""
+    """What a histogram has counted: by upper bound, and not cumulative."""
 
-    counts: dict[str, float]
-    seconds: float
-    exemplars: dict[str, Exemplar]
+    counts: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    exemplars: dict[str, Exemplar] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class Family:
 
     name: str
     metric: Metric
-    values: dict[Labels, float] = field(default_factory=dict)
-    buckets: dict[Labels, Buckets] = field(default_factory=dict)
+    values: defaultdict[Labels, float] = field(default_factory=lambda: defaultdict(float))
+    buckets: defaultdict[Labels, Buckets] = field(default_factory=lambda: defaultdict(Buckets))
 
 
 Own = Mapping[str, Mapping[Labels, float]]
@@ -72,58 +72,27 @@ def families(total: Totals, own: Own) -> Iterator[Family]:
     The processes of two versions may have different labels and bounds: only the labels of this
     version count, and series that differ in others are added up.
     """
-    for name, metric in PARENT.items():
-        values = own.get(name, {}).items()
-        yield Family(name, metric, {labels: float(value) for labels, value in values})
-    sums = _Sums(total)
-    for name, metric in METRICS.items():
-        if metric.type == HISTOGRAM:
-            yield Family(name, metric, buckets=sums.buckets(name, metric.labels))
-        else:
-            found = sums.of(name, metric.labels)
-            yield Family(name, metric, {k: v for k, v in found.items() if v or not _other(k)})
-
-
-class _Sums:
-    """Adds up the series of a metric by its labels."""
-
-    def __init__(self, total: Totals):
-        self._exemplars = total.exemplars
-        self._series: defaultdict[str, list[tuple[Series, float]]] = defaultdict(list)
-        for series, value in total.values.items():
-            self._series[series[0]].append((series, value))
-
-    def of(self, name: str, labels: tuple[str, ...]) -> dict[Labels, float]:
-        sums: defaultdict[Labels, float] = defaultdict(float)
-        for series, value in self._series[name]:
-            sums[_values(series, labels)] += value
-        return sums
-
-    def buckets(self, name: str, labels: tuple[str, ...]) -> dict[Labels, Buckets]:
-        bucket, bounded = f"{name}_bucket", (*labels, "le")
-        counts: defaultdict[Labels, dict[str, float]] = defaultdict(dict)
-        for (*values, bound), count in self.of(bucket, bounded).items():
-            counts[tuple(values)][bound] = count
-        exemplars: defaultdict[Labels, dict[str, Exemplar]] = defaultdict(dict)
-        for series, one in self._exemplars.items():
-            if series[0] == bucket:
-                *values, bound = _values(series, bounded)
-                exemplars[tuple(values)][bound] = one
-        seconds = self.of(f"{name}_sum", labels)
-        return {
-            values: Buckets(
-                {bound: found[bound] for bound in sorted(found, key=float)},
-                seconds.get(values, 0.0),
-                exemplars[values],
-            )
-            for values, found in counts.items()
-            if any(found.values()) or not _other(values)
-        }
-
-
-def _values(series: Series, labels: tuple[str, ...]) -> Labels:
-    given = dict(series[1])
-    return tuple(given.get(label, "") for label in labels)
+    found = {name: Family(name, metric) for name, metric in (PARENT | METRICS).items()}
+    for name, values in own.items():
+        found[name].values.update({labels: float(value) for labels, value in values.items()})
+    for series, numbers in total.values.items():
+        name, named, bounds = series
+        metric = METRICS.get(name)
+        if metric is None or bool(bounds) != (metric.type == HISTOGRAM):
+            continue
+        labels = tuple(dict(named).get(label, "") for label in metric.labels)
+        if _other(labels) and not any(numbers):
+            continue
+        if not bounds:
+            found[name].values[labels] += numbers[0]
+            continue
+        its = found[name].buckets[labels]
+        its.seconds += numbers[-1]
+        for bound, count in zip(bounds, numbers, strict=False):
+            its.counts[bound] = its.counts.get(bound, 0.0) + count
+            if one := total.exemplars.get((series, bound)):
+                its.exemplars[bound] = one
+    yield from found.values()
 
 
 def _other(labels: Labels) -> bool:
@@ -164,7 +133,8 @@ def _histogram(family: Family) -> core.Metric:
     metric = family.metric
     written = core.HistogramMetricFamily(family.name, metric.about, labels=metric.labels)
     for labels, buckets in family.buckets.items():
-        sums = zip(buckets.counts, accumulate(buckets.counts.values()), strict=True)
+        bounds = sorted(buckets.counts, key=float)
+        sums = zip(bounds, accumulate(buckets.counts[bound] for bound in bounds), strict=True)
         rows: list[Any] = [(*each, *_exemplar(buckets.exemplars.get(each[0]))) for each in sums]
         written.add_metric(labels, rows, buckets.seconds)
     return written

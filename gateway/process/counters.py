@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import sub
+from operator import add, sub
 from zlib import crc32
 
 from gateway.metric_table import GAUGE, HISTOGRAM, METRICS
@@ -17,9 +17,8 @@ from gateway.metrics import CHECKSUM, EXEMPLAR, FORM, HEAD
 
 log = logging.getLogger(__name__)
 
-#: A name and its labels. A histogram has a series for each bucket, whose name ends in ``_bucket``
-#: and whose last label is its upper bound, ``le``; and one for its sum, ``_sum``.
-Series = tuple[str, tuple[tuple[str, str], ...]]
+#: A name, its labels, and the upper bounds of a histogram's buckets.
+Series = tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]
 #: The values of a metric's labels, in the order of the table.
 Labels = tuple[str, ...]
 #: A metric's name, the values of its labels, and what was added: to a counter, or to each bucket of
@@ -39,10 +38,13 @@ class Exemplar:
 
 @dataclass(slots=True)
 class Totals:
-    """The values of series, and the last exemplars of buckets."""
+    """The values of series, and the last exemplars of buckets, by their upper bounds.
 
-    values: dict[Series, float] = field(default_factory=dict)
-    exemplars: dict[Series, Exemplar] = field(default_factory=dict)
+    A histogram has a value for each bucket, and their sum; other series have one.
+    """
+
+    values: dict[Series, list[float]] = field(default_factory=dict)
+    exemplars: dict[tuple[Series, str], Exemplar] = field(default_factory=dict)
 
 
 class Reader:
@@ -52,36 +54,35 @@ class Reader:
         self._map = mapped
         _, self._values, self._exemplars = HEAD.unpack_from(mapped)  # where they begin
         self._end = HEAD.size  # of the lines that were read
-        #: What they have described, in the order of the values; and which of these are gauges.
-        self._series: list[Series] = []
-        self._gauges: set[str] = set()
-        #: Of each series that grows: its name, its labels, and where its values begin and end.
-        self._growing: list[tuple[str, Labels, int, int]] = []
+        #: What they have described: each series, where its values begin and end, and is it a gauge?
+        self._series: list[tuple[Series, int, int, bool]] = []
+        self._size = 0  # of the values that are described
         self._before = b""  # the values at the last call of `grown`
 
     def grown(self) -> Iterator[Growth]:
         """Yield what has grown since the last call."""
         self._describe()
-        before, size = self._before, len(self._series) * _VALUE
-        self._before = now = self._map[self._values : self._values + size]
-        before += bytes(size - len(before))
-        for name, labels, start, end in self._growing:
-            if before[start:end] != now[start:end]:
+        before = self._before
+        self._before = now = self._map[self._values : self._values + self._size]
+        before += bytes(self._size - len(before))
+        for (name, labels, _), start, end, is_gauge in self._series:
+            if not is_gauge and before[start:end] != now[start:end]:
                 values = memoryview(now)[start:end].cast("d")
-                yield name, labels, [*map(sub, values, memoryview(before)[start:end].cast("d"))]
+                more = map(sub, values, memoryview(before)[start:end].cast("d"))
+                yield name, tuple(value for _, value in labels), list(more)
 
     def totals(self, alive: bool = True) -> Totals:
         """Return every series with its value; without gauges where the child is not `alive`."""
         self._describe()
         totals = Totals()
-        part = slice(self._values, self._exemplars)
-        with memoryview(self._map) as whole, whole[part] as data, data.cast("d") as values:
-            for series, value in zip(self._series, values, strict=False):
-                if alive or series[0] not in self._gauges:
-                    totals.values[series] = value
-        for at, exemplar in _exemplars(self._map[self._exemplars :]):
-            if at < len(self._series):
-                totals.exemplars[self._series[at]] = exemplar
+        values = memoryview(self._map[self._values : self._values + self._size])
+        exemplars = dict(_exemplars(self._map[self._exemplars :]))
+        for series, start, end, is_gauge in self._series:
+            if alive or not is_gauge:
+                totals.values[series] = list(values[start:end].cast("d"))
+            for at, bound in enumerate(series[2], start // _VALUE):
+                if at in exemplars:
+                    totals.exemplars[series, bound] = exemplars[at]
         return totals
 
     def _describe(self) -> None:
@@ -92,20 +93,11 @@ class Reader:
             if b"\0" in line:  # not all of it has arrived
                 return
             name, kind, labels, bounds = json.loads(line)
-            self._end = end + 1
-            named = tuple(labels.items())
-            begin = len(self._series) * _VALUE
-            if kind == HISTOGRAM:
-                les = [*map(str, bounds), "+Inf"]
-                self._series += [(f"{name}_bucket", (*named, ("le", le))) for le in les]
-                self._series.append((f"{name}_sum", named))
-            else:
-                self._series.append((name, named))
-                if kind == GAUGE:
-                    self._gauges.add(name)
-            if kind != GAUGE:
-                end = len(self._series) * _VALUE
-                self._growing.append((name, tuple(labels.values()), begin, end))
+            les = (*map(str, bounds), "+Inf") if kind == HISTOGRAM else ()
+            self._end, start = end + 1, self._size
+            self._size += (len(les) + 1) * _VALUE
+            series = name, tuple(labels.items()), les
+            self._series.append((series, start, self._size, kind == GAUGE))
 
 
 class Counters:
@@ -174,13 +166,12 @@ def add_up(parts: Iterable[Totals]) -> Totals:
     """Add up the `totals` of several processes."""
     total = Totals()
     for part in parts:
-        for series, value in part.values.items():
-            known = total.values.get(series, 0.0)
-            metric = METRICS.get(series[0])
-            alike = metric is not None and metric.alike
-            total.values[series] = max(known, value) if alike else known + value
-        for series, exemplar in part.exemplars.items():
-            last = total.exemplars.get(series)
+        for series, values in part.values.items():
+            known, metric = total.values.get(series), METRICS.get(series[0])
+            how = max if metric is not None and metric.alike else add
+            total.values[series] = list(map(how, known, values)) if known else values
+        for bucket, exemplar in part.exemplars.items():
+            last = total.exemplars.get(bucket)
             if last is None or last.time < exemplar.time:
-                total.exemplars[series] = exemplar
+                total.exemplars[bucket] = exemplar
     return total

@@ -38,7 +38,7 @@ from gateway.metric_table import (
     Metric,
 )
 from gateway.metrics import EXEMPLARS, FORM, HEAD, Metrics
-from gateway.process.counters import Counters, Series, Totals, add_up
+from gateway.process.counters import Counters, Totals, add_up
 from tests.support.requests import total
 
 CHILD_THAT_SERVES = SimpleNamespace(serves=lambda checks, path: True)
@@ -130,17 +130,17 @@ def test_parent_reads_what_a_child_counts_and_keeps_it_when_that_is_killed():
         child.stdin.write(b"\n")
         child.stdin.flush()
         assert child.stdout.readline() == b"counted\n"
-        assert counters.totals().values["gateway_in_flight", ()] == 3
+        assert counters.totals().values["gateway_in_flight", (), ()] == [3]
 
         # when it is killed,
         os.kill(child.pid, signal.SIGKILL)
 
     # then its counts are there, and only its gauges are not.
     totals = counters.totals(alive=False)
-    assert totals.values["gateway_clients_gone_total", ()] == 7
+    assert totals.values["gateway_clients_gone_total", (), ()] == [7]
     assert answers(totals, route="/a", method="POST", status=200) == 1
     assert total(exposed(totals), f"{REQUESTS}_sum", http_route="/a") == 0.02
-    assert ("gateway_in_flight", ()) not in totals.values
+    assert ("gateway_in_flight", (), ()) not in totals.values
     counters.close()
 
 
@@ -217,7 +217,7 @@ def test_processes_are_added_up_whatever_their_routes(counting):
     assert total(text, f"{REQUESTS}_bucket", http_route="/a", le="2.5") == 2
     assert total(text, f"{REQUESTS}_bucket", http_route="/b", le="2.5") == 0
     assert total(text, f"{REQUESTS}_sum", http_route="/a") == 4
-    assert totals.values["gateway_in_flight", ()] == 2
+    assert totals.values["gateway_in_flight", (), ()] == [2]
 
 
 def test_each_status_is_counted_and_unknown_methods_are_counted_together(counted):
@@ -276,9 +276,9 @@ def test_there_is_room_for_what_clients_can_cause(counting):
     # then all are counted apart.
     assert OTHER not in {
         value
-        for (_, labels), counted in counted.totals().values.items()
+        for (_, labels, _), numbers in counted.totals().values.items()
         for label, value in labels
-        if counted and label != "http_request_method"
+        if any(numbers) and label != "http_request_method"
     }
 
 
@@ -327,18 +327,15 @@ def test_what_every_process_sees_alike_is_not_added_up(counting):
     for counted, value in zip(parts, (0.25, 0.5), strict=True):
         counted.metrics.set(name, value)
 
-    assert add_up(counted.totals() for counted in parts).values[name, ()] == 0.5
+    assert add_up(counted.totals() for counted in parts).values[name, (), ()] == [0.5]
 
 
 def test_the_processes_of_two_versions_may_have_different_bounds():
-    old = [("0.1", 1), ("1.0", 0), ("+Inf", 1)]
-    new = [("0.1", 1), ("0.5", 1), ("1.0", 1), ("60.0", 1), ("+Inf", 0)]
+    old = {(LAG, (), ("0.1", "1.0", "+Inf")): [1.0, 0.0, 1.0, 5.0]}
+    new = {(LAG, (), ("0.1", "0.5", "1.0", "60.0", "+Inf")): [1.0, 1.0, 1.0, 1.0, 0.0, 4.0]}
+    gauge = {(LAG, (), ()): [7.0]}  # it was no histogram
 
-    values: Counter[Series] = Counter({(f"{LAG}_sum", ()): 9.0})
-    for bound, count in old + new:
-        values[f"{LAG}_bucket", (("le", bound),)] += count
-
-    text = exposed(Totals(values))
+    text = exposed(add_up([Totals(old), Totals(new), Totals(gauge)]))
 
     cumulative = {"0.1": 2, "0.5": 3, "1.0": 4, "60.0": 5, "+Inf": 6}
     assert {le: total(text, f"{LAG}_bucket", le=le) for le in cumulative} == cumulative
@@ -347,7 +344,7 @@ def test_the_processes_of_two_versions_may_have_different_bounds():
 
 def test_a_label_that_only_another_version_knows_is_added_up():
     known = (("error_type", "full"),)
-    totals = Totals({(ERRORS, known): 2.0, (ERRORS, (*known, ("route", "/a"))): 3.0})
+    totals = Totals({(ERRORS, known, ()): [2.0], (ERRORS, (*known, ("route", "/a")), ()): [3.0]})
 
     assert total(exposed(totals), ERRORS, error_type="full") == 5
 
