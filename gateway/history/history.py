@@ -19,7 +19,7 @@ from typing import Any
 from gateway import __version__
 from gateway.clock import monotonic, time
 from gateway.config.route import RESULTS
-from gateway.history.ring import FIRST, LATER, MILLISECONDS, STATUSES, WIDTH, Ring, Slot, total
+from gateway.history.ring import LATER, STATUSES, WIDTH, Ring, Slot, row, total
 from gateway.metric_table import BUCKETS, LATE, METRICS, REQUESTS
 from gateway.process.counters import Growth, Labels
 
@@ -92,11 +92,10 @@ class History:
                 later += more[0]
         rows, paths = {ALL: [0.0] * WIDTH}, self._paths()
         rows[ALL][LATER] = later
-        for (route, _, status), (*buckets, passed) in grown.items():
-            row = [0.0] * FIRST + buckets
-            row[_column(status)], row[MILLISECONDS] = sum(buckets), passed * 1000
+        for (route, _, status), values in grown.items():
+            counts = row(status, values)
             for name in (OTHERS,) if route in _NONE else (self._kept(route, paths), ALL):
-                rows[name] = [*map(add, rows[name], row)] if name in rows else row
+                rows[name] = [*map(add, rows[name], counts)] if name in rows else counts
         for ring in self._rings.values():
             # The middle of the time: it may be the first moment of the next slot.
             ring.add(now - seconds / 2, seconds, rows)
@@ -184,9 +183,3 @@ class History:
                 ring.fold(gone, OTHERS)
         self.routes.append(route)
         return route
-
-
-def _column(status: str) -> int:
-    if status in STATUSES:
-        return STATUSES.index(status)
-    return STATUSES.index("4xx" if status[0] == "4" else "5xx" if status[0] == "5" else "2xx")

@@ -42,6 +42,16 @@ def unpacked(bits: int) -> int:
     return (bits & _LARGEST) << (bits >> _DIGITS)
 
 
+def row(status: str, values: Sequence[float]) -> list[float]:
+    """Return the counts of answers with a `status`: `values` are those of their histogram."""
+    *buckets, seconds = values
+    found = [0.0] * FIRST + buckets
+    kind = {"4": "4xx", "5": "5xx"}.get(status[:1], "2xx")
+    found[STATUSES.index(status if status in STATUSES else kind)] = sum(buckets)
+    found[MILLISECONDS] = seconds * 1000
+    return found
+
+
 @dataclass(slots=True)
 class Slot:
     """What has come after ``time`` (epoch), in ``seconds`` that were watched.

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from operator import add
 
-from gateway.admin.families import Buckets, Family, families
-from gateway.metric_table import REQUESTS, UNVERIFIED
+from gateway.admin.families import Family, families
+from gateway.history.ring import WIDTH, Slot, row
+from gateway.metric_table import BUCKETS, REQUESTS, UNVERIFIED
 from gateway.process.supervisor import Supervisor
 
-
-@dataclass
-class Answers:
-    """The answers of a route: how many, how many of these with 4xx and 5xx, and how long they took.
-
-    ``buckets`` has counts by their upper bounds in seconds.
-    """
-
-    number: int = 0
-    refused: int = 0
-    errors: int = 0
-    buckets: dict[float, float] = field(default_factory=lambda: defaultdict(float))
-
-    def add(self, status: str, found: Buckets) -> None:
-        number = int(sum(found.counts.values()))
-        self.number += number
-        self.refused += number if status.startswith("4") else 0
-        self.errors += number if status.startswith("5") else 0
-        for bound, count in found.counts.items():
-            self.buckets[float(bound)] += count
-
-    def quantile(self, share: float) -> float | None:
-        """Return the seconds within which a share of answers was given, to the bucket; or None."""
-        left = share * self.number
-        for bound, count in sorted(self.buckets.items()):
-            left -= count
-            if self.number and left <= 0:
-                return None if bound == float("inf") else bound
-        return None
+#: The upper bounds of a histogram's buckets.
+_BOUNDS = (*map(str, BUCKETS), "+Inf")
 
 
 class Counted:
@@ -53,12 +27,13 @@ class Counted:
         """Return a gauge without labels; None: no process has set it."""
         return self._families[name].values.get(())
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, Slot]:
         """Return the answers by routes."""
-        found: dict[str, Answers] = defaultdict(Answers)
-        for (route, _method, status), buckets in self.of(REQUESTS).buckets.items():
-            found[route].add(status, buckets)
-        return found
+        found = defaultdict[str, list[float]](lambda: [0.0] * WIDTH)
+        for (route, _method, status), its in self.of(REQUESTS).buckets.items():
+            values = [*(its.counts.get(bound, 0.0) for bound in _BOUNDS), its.seconds]
+            found[route] = [*map(add, found[route], row(status, values))]
+        return {route: Slot(0.0, 0.0, [*map(round, counts)]) for route, counts in found.items()}
 
     def unverified(self) -> dict[str, dict[str, int]]:
         """Return by sources how many requests were refused, by reasons."""

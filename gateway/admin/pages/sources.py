@@ -88,7 +88,7 @@ class Sources(View):
         for name, options in self.config.sources.items():
             paths = list(dict.fromkeys(r.path for r in self.config.routes if r.source == name))
             own = [entry for entry in found if entry.delivery.get("source") == name]
-            received = sum(answers[each].number for each in paths if each in answers)
+            received = sum(answers[each].received for each in paths if each in answers)
             refused = sum(unverified[name].values())
             state = "well" if received else "silent"
             if refused:

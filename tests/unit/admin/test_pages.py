@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import FRESH, Look, Recent
 from gateway.admin.pages.bodies import lines, shown
 from gateway.admin.pages.compared import body, pairs
-from gateway.admin.pages.counted import Answers
+from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.deliveries import first_commands, typed
 from gateway.admin.pages.delivery import commands, editable, edited, story, timeline
 from gateway.admin.pages.overview import failures
@@ -33,6 +34,9 @@ from gateway.config.settings import Config
 from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
 from gateway.journal import entry as states
 from gateway.journal.entry import Entry
+from gateway.metric_table import BUCKETS
+from gateway.metrics import Metrics
+from gateway.process.counters import Reader
 from gateway.strategies.workers import Running, Worker
 
 
@@ -430,13 +434,15 @@ async def test_what_was_asked_lately_is_told_again_but_no_error_and_not_what_has
     assert await asyncio.gather(recent.get(), recent.get()) == [3, 3]
 
 
-def test_quantiles_are_bounds_of_buckets():
-    found = Answers()
-    assert found.quantile(0.5) is None
-    found.number = 100
-    found.buckets.update({0.01: 60, 0.1: 39, float("inf"): 1})
-    assert (found.quantile(0.5), found.quantile(0.99)) == (0.01, 0.1)
-    assert found.quantile(1.0) is None  # longer than any bound
+def test_the_answers_since_the_start_are_counted_as_those_of_the_history_are():
+    metrics = Metrics(routes=["/a"])
+    for status, seconds in ((200, 0.02), (302, 0.02), (404, 0.02), (502, 0.3), (500, 99.0)):
+        metrics.answered("/a", "POST", status, seconds)
+    supervisor: Any = SimpleNamespace(totals=Reader(metrics.map).totals)
+    its = Counted(supervisor).answers()["/a"]
+    assert (its.received, its.refused, its.errors) == (5, 1, 2)
+    assert 0.01 < its.quantile(0.5) <= 0.025 and its.quantile(1.0) == BUCKETS[-1]
+    metrics.close()
 
 
 def refused(error: str, path: str = "/x", second: int = 0) -> Entry:
