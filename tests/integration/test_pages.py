@@ -392,6 +392,11 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
     for foreign in ("Sec-Fetch-Site: same-site", "Origin: https://elsewhere.example"):
         path = f"/api/deliveries/{one_id}/replay?again=true"
         assert status(path, "a@example.com", foreign, method="POST") == 403
+        # Nor may it have the proxy's user look, which would be noted.
+        for path in (f"/deliveries/{one_id}", f"/api/deliveries/{one_id}"):
+            assert status(path, "a@example.com", foreign) == 403
+    link = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate")
+    assert status(f"/deliveries/{one_id}", "a@example.com", *link) == 200
     replay = f"/deliveries/{one_id}/replay?again=true"
     told = ("Sec-Fetch-Site: same-origin", "Origin: https://admin.example.com")
     assert status(replay, "a@example.com", own, *told, method="POST") == 200

@@ -49,15 +49,13 @@ class Guarded(RequestHandler):
 
     def prepare(self) -> None:
         config = self.config
-        changes = self.request.method not in ("GET", "HEAD")
         self.user = self._named()
         if self.user:
-            self.needs("act" if changes else "view")
+            self.needs("view" if self.request.method in ("GET", "HEAD") else "act")
             if not is_plain(self.request.host_name):
                 why = "the proxy has to send the gateway's address as Host, and not a name"
                 raise APIError(403, "forbidden", why)
-            if changes:
-                self.refuse_foreign()
+            self.refuse_foreign()
             return
         token = config.admin_token
         if token is None and config.admin_user_header:

@@ -298,9 +298,6 @@ class Session(View):
 
     allowed = "POST"
 
-    async def content(self, *path: str) -> dict[str, Any]:
-        raise APIError(405, "method-not-allowed", "POST only")
-
     async def act(self, *path: str) -> None:
         token = self.config.admin_token
         if token is not None:
