@@ -175,10 +175,13 @@ async def looking(
 async def consume_replies(channel: Channel, on_message: Callable[..., None]) -> str:
     """Declare a queue for replies, which ends with its connection, and consume it on `channel`.
 
-    Returns the queue's name. Raises pika's AMQPError, with 403 where the account may not do that.
+    If somebody deletes the queue, the channel is closed. Returns the queue's name. Raises pika's
+    AMQPError, with 403 where the account may not do that.
     """
     name = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
     await rpc(channel, partial(channel.queue_declare, name, exclusive=True, auto_delete=True))
+    # Called if the queue is deleted: every reply would be lost without an error.
+    channel.add_on_cancel_callback(lambda _frame: channel.is_open and channel.close())
     consume = partial(channel.basic_consume, name, on_message, auto_ack=True, exclusive=True)
     await rpc(channel, consume)
     return name

@@ -15,6 +15,7 @@ import redis.asyncio
 
 from gateway.amqp import broker
 from gateway.amqp.publisher import Publisher
+from gateway.amqp.remote_control import RemoteControl
 from gateway.config.settings import TLS, Config
 from gateway.errors import GatewayError, Unanswered
 from gateway.http.stream import Stream
@@ -212,6 +213,24 @@ async def test_a_reply_queue_that_goes_while_its_connection_closes(rabbitmq: Rab
     await eventually(lambda: not publisher.error and publisher.connection is not connection)
     assert connection.is_closed
     await strategy.stop()
+
+
+async def test_a_queue_for_answers_that_is_deleted_is_replaced(rabbitmq: RabbitMQ, metrics):
+    publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
+    control = RemoteControl(publisher, list)
+    await publisher.start()
+    await control.start()
+    try:
+        async with asyncio.timeout(30):
+            await control._opened.wait()
+            first = control._reply_to
+            rabbitmq.ctl("delete_queue", first)  # as an operator may, though it is exclusive
+            await eventually(lambda: not control._opened.is_set())
+            await control._opened.wait()
+            assert control._reply_to != first
+    finally:
+        await control.stop()
+        await publisher.stop()
 
 
 async def test_what_is_written_to_a_lost_broker_goes_nowhere(rabbitmq: RabbitMQ, metrics):
