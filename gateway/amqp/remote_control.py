@@ -34,6 +34,7 @@ ANSWERS = 1.0  # seconds in which workers and gateways answer
 _SETTLED = 0.1  # seconds after a worker's answer in which those of other idle workers come
 _LOOK_AGAIN = 0.1  # seconds until it looks for a connection again
 _PAUSE = (0.5, 30.0)  # seconds before the channel is opened again: the first, the longest
+_LONGEST = 63  # characters of a ticket, and of a queue for answers: AMQP allows 255 bytes
 
 #: The queues that a worker consumes, and whether each of them is dynamic.
 Consumed = dict[str, bool]
@@ -154,15 +155,16 @@ class RemoteControl(Service):
     def _on_message(self, channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
         """Take an answer, or answer another gateway. Called by pika."""
         headers, answer = properties.headers or {}, pidbox.decode(body)
+        # Cut off, as whoever sends what is too long would end the connection of all messages.
+        ticket, reply_to = (str(headers.get(x, ""))[:_LONGEST] for x in ("ticket", "reply_to"))
         if answer is None:
             # Not a warning: whoever may publish to the virtual host could fill the log.
             log.debug("a message to the queue for answers is not JSON, and is ignored")
             return
-        ticket, reply_to = str(headers.get("ticket")), headers.get("reply_to")
         if ticket in self._asked:
-            if reply_to is None:  # it is not our own question
+            if not reply_to:  # it is not our own question
                 self._asked[ticket].put_nowait(answer)
-        elif isinstance(reply_to, str) and (used := self._in_use(_texts(answer))):
+        elif reply_to and (used := self._in_use(_texts(answer))):
             # The first question may come before `_open` has returned the channel.
             _publish(channel, "", reply_to, used, ticket=ticket)
 

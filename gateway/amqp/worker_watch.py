@@ -31,7 +31,8 @@ PAUSE = 60.0  # seconds between questions to workers; each costs a worker a mill
 _SHOWN = 20  # queues without a consumer that are named
 ANSWERS = 1.0  # seconds in which workers answer
 LOST = "gateway_worker_results_lost"
-_FAR = 1e11  # seconds since the epoch; a time that can be written
+#: Seconds since the epoch, or how many there are: numbers of workers below this can be written.
+FAR = 1e11
 
 
 class Lost(NamedTuple):
@@ -129,4 +130,4 @@ def lost_results(stats: Any) -> Lost | None:
     number, last = lost.get("number"), lost.get("last") or 0
     if not isinstance(number, int) or not isinstance(last, int | float):
         return None
-    return Lost(number, last) if number >= 0 and 0 <= last < _FAR else None
+    return Lost(number, last) if 0 <= number < FAR and 0 <= last < FAR else None

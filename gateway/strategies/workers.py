@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway.amqp import pidbox
 from gateway.amqp.reply_channel import ReplyChannel
-from gateway.amqp.worker_watch import Lost, lost_results
+from gateway.amqp.worker_watch import FAR, Lost, lost_results
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
@@ -91,8 +91,7 @@ class Worker:
             if isinstance(total := known.get("total"), dict):
                 self.begun = sum(_whole(each) or 0 for each in total.values())
             self.lost = lost_results(known)
-            timeouts = known.get("consumer_timeouts")
-            self.consumer_timeouts = timeouts if isinstance(timeouts, int) else 0
+            self.consumer_timeouts = _whole(known.get("consumer_timeouts")) or 0
         elif question == "query_task":
             self.held = set(known)
         elif not isinstance(answer, list):
@@ -219,7 +218,7 @@ async def _publish(
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and 0 <= value < FAR else None
 
 
 def _with_parameters(text: str) -> tuple[str, str]:
@@ -230,7 +229,8 @@ def _with_parameters(text: str) -> tuple[str, str]:
 
 def _running(task: Any) -> Running | None:
     """Read what a worker says of a task that runs; None: it is not in the expected form."""
-    if not isinstance(task, dict) or not isinstance(began := task.get("time_start"), int | float):
+    began = task.get("time_start") if isinstance(task, dict) else None
+    if not isinstance(began, int | float) or not 0 <= began < FAR:
         return None
     task_id, name = str(task.get("id")), str(task.get("name"))
     return Running(task_id, name, began, task.get("acknowledged") is not False)

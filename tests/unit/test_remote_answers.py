@@ -30,6 +30,17 @@ def test_nothing_that_is_answered_is_an_error(said):
     assert all(worker.settings == {} and worker.solo for worker in answers.workers.values())
 
 
+@pytest.mark.parametrize("number", [10**400, -1, float("nan"), float("inf")])
+def test_a_number_that_cannot_be_is_as_none(number):
+    pool = {"max-concurrency": number}
+    stats = {"pool": pool, "uptime": number, "prefetch_count": number, "total": {"t": number}}
+    active = [{"id": "1", "name": "t", "time_start": number}]
+    answers = answered(stats={"w": {**stats, "consumer_timeouts": number}}, active={"w": active})
+    worker = answers.workers["w"]
+    assert (worker.concurrency, worker.uptime, worker.prefetch) == (None, None, None)
+    assert (worker.begun, worker.consumer_timeouts, worker.running) == (0, 0, [])
+
+
 def test_a_worker_is_complete_with_all_answers():
     answers = answered(
         active_queues={"w": [{"name": "celery"}]},

@@ -25,6 +25,7 @@ from gateway.config.settings import Config
         ({"lost_results": {"number": "3"}}, None),
         ({"lost_results": {"number": -1}}, None),
         ({"lost_results": {"number": 3, "last": 1e300}}, None),
+        ({"lost_results": {"number": 10**400}}, None),
         ({"lost_results": 3}, None),
         ("x", None),
         (None, None),
@@ -82,10 +83,10 @@ class Channel:
         self.published.append((exchange, routing_key, json.loads(body), properties.headers))
 
 
-def published(body: bytes) -> list[tuple]:
+def published(body: bytes, ticket: object = "t", reply_to: object = "another") -> list[tuple]:
     """Return what a gateway that has the first of the names publishes after a message."""
     control = RemoteControl(SimpleNamespace(connection=None), lambda names: list(names)[:1])
-    properties = pika.BasicProperties(headers={"ticket": "t", "reply_to": "another"})
+    properties = pika.BasicProperties(headers={"ticket": ticket, "reply_to": reply_to})
     channel = Channel()
     control._on_message(channel, None, properties, body)
     return channel.published
@@ -93,6 +94,13 @@ def published(body: bytes) -> list[tuple]:
 
 def test_a_question_that_comes_while_the_channel_is_opened_is_answered():
     assert published(b'["one", "two"]') == [("", "another", ["one"], {"ticket": "t"})]
+
+
+@pytest.mark.parametrize("long", ["\U0001f600" * 300, b"\0" * 40_000, ["x" * 300]])
+def test_what_no_gateway_asks_is_answered_with_what_amqp_allows(long):
+    for about in ({"reply_to": long}, {"ticket": long}):
+        ((_, routing_key, _, headers),) = published(b'["one"]', **about)
+        assert len(routing_key.encode()) <= 255 and len(headers["ticket"].encode()) <= 255
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000], ids=["none", "{", "ff", "["])
