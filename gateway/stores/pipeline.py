@@ -38,6 +38,7 @@ ASKING = 3.0
 PING = 1.0
 #: Seconds before a connection that was refused is opened again.
 REFUSED = 0.2
+_ENDED = "its server is not used any more"
 
 #: An argument of a command.
 Arg = bytes | str | int
@@ -101,10 +102,11 @@ class Pipeline(Connection):
         self._asking: Future[None] | None = None  # the Sentinels
 
     async def stop(self) -> None:
-        """Stop when all commands are executed, or after `PATIENCE`."""
+        """Stop when all commands are executed, or after `PATIENCE`: the others fail."""
         if self._task is not None:
             await happens(self._idle, PATIENCE)
         await super().stop()
+        self._fail(self._waiting, _ENDED)
 
     @property
     def pending(self) -> int:
@@ -142,6 +144,9 @@ class Pipeline(Connection):
         return self._copied
 
     def _queue(self, command: Command) -> None:
+        if self._task is not None and self._task.done():  # of a node that has left its cluster
+            self._fail([command], _ENDED)
+            return
         self._waiting.append(command)
         self._idle.clear()
         if self._transport is None:
