@@ -7,6 +7,7 @@ coroutines for each reply or message, which take as much CPU time as all the res
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ from gateway.errors import Unanswered
 
 if TYPE_CHECKING:
     from gateway.stores.redis_client import Client
+
+log = logging.getLogger(__name__)
 
 
 class InvalidReply(Unanswered):
@@ -105,6 +108,10 @@ class Connection(asyncio.Protocol):
                 self._receive(reply)
         except InvalidReply as exc:
             self._lose(InvalidReply(f"an invalid reply of Redis: {exc}"))
+        except Exception as exc:
+            # Otherwise it would end `_keep_connected`, as the error of the connection.
+            log.exception("%s: what Redis has sent could not be taken", self._name)
+            self._lose(InvalidReply(f"an invalid reply of Redis: {exc!r}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
