@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE = 0.2  # seconds before a connection that was refused is opened again
-#: Seconds without any message before a PING is sent, and then until the connection is given up.
+#: Seconds from one PING to the next, by which something has to come, or the connection is given up.
 SILENCE = 5.0
 
 #: A channel that keeps the connection in the subscribed state, in which a PING has a reply.
@@ -156,17 +156,12 @@ class Subscription(Connection):
 
     async def _watch(self) -> None:
         """Run until the connection is lost or silent for too long, and raise that error."""
-        asked = False
         while True:
             self._received = False
+            self._send("PING")
             await self._lost_within(SILENCE)
-            if self._received:
-                asked = False
-            elif asked:
+            if not self._received:
                 raise TimeoutError("the server is silent")
-            else:
-                asked = True
-                self._send("PING")
 
     def _send(self, *words: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -184,9 +179,11 @@ class Subscription(Connection):
         if self._throttling is not None and not self._lost.done():
             self._throttling.rest(self._transport)
 
-    def _receive(self, reply: list[bytes] | Exception) -> None:
+    def _receive(self, reply: list[bytes] | bytes | Exception) -> None:
         if isinstance(reply, Exception):
             self._lose(StoreError(str(reply)))
+        elif isinstance(reply, bytes):  # a PING's reply to who has no subscription
+            self._lose(StoreError("the server has forgotten the subscription"))
         elif reply[0] == b"pmessage":
             assert self._on_match is not None  # it has asked for a prefix
             self._on_match(reply[2], reply[3])

@@ -30,8 +30,9 @@ SLOW = 1.0  # seconds that an answer may take beside its task
 #: Faults that end connections, and the seconds until what was missed has to be fetched.
 CUTS = {"connections closed", "reset", "subscribers cut", "clients cut"}
 CUT, CUT_AFTER = 1.0, 6.0
-#: Seconds after which a connection that a firewall has forgotten is noticed: two silences of five.
-UNNOTICED = 12.0
+#: Seconds after which a connection that a firewall has forgotten is noticed: of two PINGs, five
+#: seconds apart, the second one has no reply within another five.
+UNNOTICED = 11.0
 #: Seconds after a cut for which a worker may have no connection for its replies.
 NO_REPLIES = 3.0
 #: Seconds after its answer for which a delivery may wait to be written to the journal.

@@ -9,15 +9,21 @@ from types import SimpleNamespace
 
 import hiredis
 
+from gateway.stores import subscription
 from gateway.stores.subscription import Subscription
 from tests.support.waiting import eventually
+
+#: The reply to a PING of a client that has subscribed.
+PONG = hiredis.pack_command(("pong", ""))
 
 
 class Server:
     """Answers each subscription, and PINGs as `pong`; it is the transport of its connections."""
 
-    def __init__(self, pong: bytes | None = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"):
-        self.connections, self.pong = 0, pong
+    pong: bytes | None = PONG
+
+    def __init__(self) -> None:
+        self.connections = self.pings = 0
 
     def connect(self) -> SimpleNamespace:
         async def opened() -> tuple[SimpleNamespace, bool, str]:
@@ -42,6 +48,7 @@ class Server:
         reader.feed(data)
         while (command := reader.gets()) is not False:
             if command == [b"PING"]:
+                self.pings += 1
                 if self.pong is not None:
                     self._soon(self.protocol.data_received, self.pong)
             elif command[0] == b"SUBSCRIBE":
@@ -65,6 +72,27 @@ async def subscribed(server: Server) -> AsyncIterator[Subscription]:
             yield one
     finally:
         await one.stop()
+
+
+async def test_a_server_that_has_forgotten_the_subscription_is_told_again(monkeypatch):
+    monkeypatch.setattr(subscription, "SILENCE", 0.1)
+    server = Server()
+    async with subscribed(server) as one:
+        server.pong = b"+PONG\r\n"  # so it answers a client that has none
+        await eventually(lambda: server.connections > 1)
+        server.pong = PONG
+        await eventually(lambda: not one.error)
+
+
+async def test_each_ping_has_a_reply_before_the_next(monkeypatch):
+    monkeypatch.setattr(subscription, "SILENCE", 0.1)
+    server = Server()
+    async with subscribed(server) as one:
+        await eventually(lambda: server.pings == 3)
+        assert server.connections == 1
+        server.pong, pings = None, server.pings
+        await eventually(lambda: "silent" in one.error)
+        assert server.pings - pings == 1
 
 
 async def test_a_message_that_cannot_be_taken_ends_a_connection_and_nothing_else(caplog):
