@@ -174,7 +174,7 @@ class Pipeline(Connection):
                     self._asking.cancel()
                 self._settle()
             # A connection that has lasted is opened again immediately. One that was refused is not
-            # opened again for each command: with TLS an attempt takes 30 ms of the loop.
+            # opened again for each command.
             if self._since == inf:
                 await asyncio.sleep(REFUSED)
             if monotonic() - self._since < PING:

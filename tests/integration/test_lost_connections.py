@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import struct
 from pathlib import Path
 from threading import Thread
@@ -21,11 +22,11 @@ from gateway.errors import GatewayError, Unanswered
 from gateway.http.stream import Stream
 from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
-from gateway.stores import pipeline, result_store
+from gateway.stores import pipeline, redis_client, result_store
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.subscription import Subscription
 from gateway.strategies.pika_strategy import CONSUMER, PikaRPC
-from tests.support.stack import RabbitMQ
+from tests.support.stack import RabbitMQ, free_port
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("each_loop", "patient")
@@ -157,6 +158,25 @@ async def test_an_end_of_tls_without_an_answer_ends_nothing_else(redis_server, m
     assert await ended == 1
     assert await some.run("PING") == b"PONG"
     await some.stop()
+
+
+@pytest.mark.parametrize("scheme", ["rediss://{}", "sentinel://{};sentinel://{}?ssl=true"])
+async def test_a_store_that_is_away_costs_one_context_of_tls(certificates, monkeypatch, scheme):
+    url = scheme.format(*(f"127.0.0.1:{free_port()}" for _ in range(2)))
+    config = Config(result_backend=url, tls=certificates.client)
+    made, make = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made.append(0) or make())
+    monkeypatch.setattr(pipeline, "REFUSED", 0.0)
+    redis_client._context.cache_clear()
+
+    for number in (1, 2):
+        async with pipeline.asking(config) as run:
+            for _ in range(5):
+                with pytest.raises(GatewayError):
+                    await run("PING")
+        assert len(made) == number
+        # Whoever replaces a file is served with what is in it now.
+        os.utime(config.tls.ca, (number, number))
 
 
 async def test_who_asks_once_is_told(losing, redis_server):
