@@ -14,12 +14,14 @@ https://www.rabbitmq.com/docs/direct-reply-to
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from celery import current_task, states
+from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.result import ResultBase
@@ -105,6 +107,18 @@ class ReplyMixin(_Backend):
             store()
         else:
             held.end(store)
+
+    def chord_error_from_stack(self, callback: Any, exc: BaseException | None = None) -> Any:
+        """Record the failure of a chord's part, which Celery stores without the chord's request."""
+        exc = exc or sys.exc_info()[1]
+        found = super().chord_error_from_stack(callback, exc)
+        for signature in _signatures(callback):
+            options = signature["options"]
+            if options.get("task_id") == callback.id and "reply_to" in options:
+                traceback = getattr(found, "traceback", None)
+                self.store_result(callback.id, exc, states.FAILURE, traceback, Context(options))
+                break
+        return found
 
     def _store(
         self,

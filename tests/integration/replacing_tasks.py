@@ -43,6 +43,19 @@ def by_chord(self, query: dict, headers: dict, body: str) -> str:
     return self.replace(chord([part.si(body), part.si(body)], joined.s()))
 
 
+@app.task(name="replacing.by_failing_group", bind=True)
+def by_failing_group(self, query: dict, headers: dict, body: str) -> str:
+    """Be replaced by two tasks at once, of which one fails."""
+    return self.replace(group(part.si(body), odd.si({}, {}, body)))
+
+
+@app.task(name="replacing.by_failing_chord", bind=True)
+def by_failing_chord(self, query: dict, headers: dict, body: str) -> str:
+    """Be replaced by a task, and then two at once, of which one fails, before two others."""
+    parts = group(part.si(body), odd.si({}, {}, body))
+    return self.replace(part.si(body) | parts | part.si(body) | part.si(body))
+
+
 @app.task(name="replacing.odd")
 def odd(query: dict, headers: dict, body: str) -> object:
     """Return what no JSON has."""
