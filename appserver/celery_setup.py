@@ -84,8 +84,8 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
     consume_fairly(app, fair)
     if app.configured:
         _set_defaults(app, app.conf)
-    else:
-        app.on_after_configure.connect(_set_defaults, weak=False)
+    # Also then, as a later config_from_object makes the configuration anew.
+    app.on_after_configure.connect(_set_defaults, weak=False)
 
 
 def override_backends(app: Celery) -> None:

@@ -122,11 +122,13 @@ def test_what_the_app_has_set_by_old_names_stays(shop):
     assert app.conf.task_reject_on_worker_lost is True
 
 
-def test_settings_that_are_read_already_get_the_defaults(shop):
+def test_settings_that_are_read_already_get_the_defaults_and_so_do_those_that_follow(shop):
     app = shop()
     assert app.conf.task_acks_late is False
     appserver.setup(app)
     assert app.conf.task_acks_late is True
+    app.config_from_object({"task_default_queue": "orders"})
+    assert (app.conf.task_default_queue, app.conf.task_acks_late) == ("orders", True)
 
 
 def test_twice_is_once(shop):
