@@ -188,7 +188,7 @@ class TaskStream:
         """Give the message to its task, as Celery's consumer does."""
         consumer = self._consumer
         name = message.headers.get("task", "")
-        strategy = consumer.strategies.get(name)
+        strategy = consumer.strategies.get(name) if isinstance(name, str) else None
         # Celery's own way knows more: what is unknown, and the prefetch limit, which it has reduced
         # after a lost connection and now raises with each task.
         if strategy is None or (consumer.restart_count and not consumer._maximum_prefetch_restored):

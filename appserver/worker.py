@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pickle import PicklingError
+from types import NoneType
 from typing import Any
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from appserver import dead_letters
 from appserver.absent_queues import leave_out
 from appserver.attempts import attempts
 from appserver.frozen_nodes import Node, begin_elsewhere, node_of
+from appserver.lost_results import lost_results
 from appserver.private_parts import PrivateParts
 from appserver.queues import DEAD_LETTER_EXCHANGE, DYNAMIC_EXCHANGE
 
@@ -64,6 +66,7 @@ log = logging.getLogger(__name__)
 
 _REQUEST_PARTS = PrivateParts(
     "messages with which workers are lost do not become dead letters",
+    "celery.worker.request:Request._payload",
     "celery.worker.request:Request._request_dict",
     "celery.worker.request:Request._body",
     "celery.worker.request:Request._content_type",
@@ -98,6 +101,16 @@ class PoisonAwareRequest(Request):
         super().__init__(message, **options)
         if not _REQUEST_PARTS.there:
             return
+        # With the first three Celery runs no task, and tells nobody; with the limits it ends.
+        (args, kwargs, embed), (hard, soft) = self._payload, self.time_limits
+        if not (
+            isinstance(args, (list, tuple))
+            and isinstance(kwargs, dict)
+            and isinstance(embed or {}, dict)
+            and isinstance(hard, (int, float, NoneType))
+            and isinstance(soft, (int, float, NoneType))
+        ):
+            raise TypeError("arguments, options or time limits are no task's")
         if self.content_type:  # else it is of protocol 1, and decoded
             # The pool would decode it once more.
             self._body, self._content_type = message.payload, None
@@ -232,15 +245,20 @@ def begin_or_keep(task: Any, app: Any, consumer: Any, **options: Any) -> Callabl
         try:
             return begin(message, body, ack, reject, *others)
         except UNUSABLE as exc:
-            if not isinstance(message.channel, amqp.Channel):
-                raise
-            errors = consumer.connection_errors
-            if dead_letters.keep(app, message, exc, PATIENCE / 2):
-                _record_failure(app, message, InvalidTaskError(repr(exc)))
-                return ack(log, errors)
-            return task.call_after(PATIENCE, reject, (log, errors, True))
+            return _keep(consumer, message, exc, ack, reject)
 
     return strategy
+
+
+def _keep(consumer: Any, message: Any, exc: Exception, ack: Any, reject: Any) -> Any:
+    """Make a `message` that cannot be begun because of `exc` a dead letter, or return it later."""
+    if not isinstance(message.channel, amqp.Channel):
+        raise exc
+    errors = consumer.connection_errors
+    if dead_letters.keep(consumer.app, message, exc, PATIENCE / 2):
+        _record_failure(consumer.app, message, InvalidTaskError(repr(exc)))
+        return ack(log, errors)
+    return consumer.timer.call_after(PATIENCE, reject, (log, errors, True))
 
 
 def _record_failure(app: Any, message: Any, error: Exception) -> None:
@@ -380,6 +398,21 @@ class PromptConsumer(Consumer):
         if self._limit_of_each_queue:
             conn.transport.qos_semantics_matches_spec = lambda _connection: True
         return conn
+
+    def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
+        """Return what handles messages; what is no task's, and ends Celery's, is a dead letter."""
+        handle = super().create_task_handler(*args, **options)
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                return handle(message)
+            except UNUSABLE as exc:
+                if not message.acknowledged:
+                    return _keep(self, message, exc, message.ack_log_error, message.reject_log_error)
+                # It is a task's that is not known, and its outcome could not be recorded.
+                lost_results(self.app).add(message.headers.get("id", ""), repr(exc))
+
+        return on_task_received
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         if not isinstance(exc, self.channel_errors):

@@ -32,7 +32,7 @@ def echo(*args):
     return str(args[0])
 """
 LOCK = {"__type__": "lock", "__value__": ""}
-NO_TASK = ([1], [], {}, 5, None, "x", [1, 2], [[], {}, {}, 4])
+NO_TASK = ([1], [], {}, 5, None, "x", [1, 2], [[], {}, {}, 4], [{}, {}, {}], [[], [], {}])
 EMBED: dict[str, Any] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
@@ -117,7 +117,9 @@ def test_a_body_of_no_task_is_a_dead_letter_and_a_failure(client):
     assert client.reply(client.echo("next"))["result"] == "next"
 
 
-@pytest.mark.parametrize("headers", [{"timelimit": 5}, {"timelimit": [1]}])
+@pytest.mark.parametrize(
+    "headers", [{"timelimit": 5}, {"timelimit": [1]}, {"timelimit": ["1", "1"]}, {"task": ["echo"]}]
+)
 def test_headers_of_no_task_make_a_dead_letter(client, headers):
     task_id = client.echo("x", **headers)
     assert client.reply(task_id)["status"] == "FAILURE"
@@ -126,8 +128,10 @@ def test_headers_of_no_task_make_a_dead_letter(client, headers):
 
 
 def test_a_message_without_a_usable_id_is_a_dead_letter(client):
-    client.send(b"[1]", id=[1])
-    assert poll(lambda: (letter := client.get(DEAD)) is not None and letter[1] == b"[1]", TIMEOUT)
+    for task in ("echo", "unknown"):
+        client.send(b"[1]", id=[1], task=task)
+        if task == "echo":
+            assert poll(lambda: (letter := client.get(DEAD)) and letter[1] == b"[1]", TIMEOUT)
     assert client.reply(client.echo("next"))["result"] == "next"
 
 

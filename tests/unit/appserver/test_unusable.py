@@ -13,7 +13,8 @@ from kombu.message import Message
 
 import appserver
 from appserver import dead_letters, worker
-from appserver.worker import PATIENCE, PoisonAwareTasks
+from appserver.lost_results import lost_results
+from appserver.worker import PATIENCE, PoisonAwareTasks, PromptConsumer
 
 HEADERS = {"task": "echo", "id": "1"}
 
@@ -58,13 +59,18 @@ class World:
 
     def begin(self, body, **headers):
         consumer = SimpleNamespace(
-            hostname="w", connection_errors=(), event_dispatcher=None, pool=self.pool,
+            app=self.app, hostname="w", connection_errors=(), event_dispatcher=None,
+            pool=self.pool,
             timer=SimpleNamespace(call_at=None, call_after=lambda *call: self.later.append(call)),
             apply_eta_task=None, disable_rate_limits=True, task_buckets={}, _limit_task=None,
             on_task_request=self.execute, _limit_post_eta=None,
             controller=SimpleNamespace(state=SimpleNamespace(revoked=set())),
         )  # fmt: skip
         strategy = self.task.start_strategy(self.app, consumer)
+        message = self.message(body, headers)
+        strategy(message, None, message.ack_log_error, message.reject_log_error, ())
+
+    def message(self, body, headers):
         message = Message(
             body=body, channel=self.channel, content_type="application/json",
             content_encoding="utf-8", delivery_info={"exchange": "", "routing_key": "q"},
@@ -72,9 +78,14 @@ class World:
         )  # fmt: skip
 
         def settle(how):
-            return lambda log, errors, requeue=False: self.settled.append((how, requeue))
+            def note(log, errors, requeue=False):
+                self.settled.append((how, requeue))
+                message._state = "ACK"
 
-        strategy(message, None, settle("acknowledged"), settle("rejected"), ())
+            return note
+
+        message.ack_log_error, message.reject_log_error = settle("acknowledged"), settle("rejected")
+        return message
 
 
 @pytest.fixture
@@ -84,7 +95,9 @@ def world(monkeypatch):
     world.app.close()
 
 
-@pytest.mark.parametrize("body", ["[1]", "[[], {}, {}]"])
+@pytest.mark.parametrize(
+    "body", ["[1]", "[[], {}, {}]", "[{}, {}, {}]", "[[], [], {}]", "[[], {}, 5]"]
+)
 @pytest.mark.parametrize("acks_late", [True, False])
 def test_it_is_acknowledged_after_its_dead_letter_is_confirmed(world, body, acks_late):
     world.task.acks_late = acks_late
@@ -109,6 +122,29 @@ def test_of_another_broker_than_amqps_it_is_celerys(world, body):
     with pytest.raises((TypeError, ValueError)):
         world.begin(body)
     assert (world.letters, world.settled) == ([], [])
+
+
+@pytest.mark.parametrize("limits", [5, [1], ["1", None], [None, {}]])
+def test_limits_of_no_task_make_a_dead_letter(world, limits):
+    world.begin("[[], {}, {}]", timelimit=limits)
+    assert (world.letters, world.settled) == (["unusable"], [("acknowledged", False)])
+
+
+@pytest.mark.parametrize(
+    ("headers", "letters"),
+    [({"task": ["echo"]}, 1), ({"task": "unknown", "id": None}, 0), ({"task": "unknown"}, 0)],
+)
+def test_what_is_no_known_task_s_ends_no_worker(world, monkeypatch, headers, letters):
+    consumer = PromptConsumer.__new__(PromptConsumer)
+    consumer.app, consumer.strategies, consumer.connection_errors = world.app, {}, ()
+    consumer.on_task_message, consumer.event_dispatcher = (), None
+    monkeypatch.setattr(world.app.backend, "mark_as_failure", lambda id, *args, **options: id[0])
+
+    consumer.create_task_handler()(world.message("[[], {}, {}]", headers))
+
+    assert len(world.letters) == letters
+    assert world.settled == [("acknowledged" if letters else "rejected", False)]
+    assert lost_results(world.app).number == (headers.get("id", "1") is None)
 
 
 def test_an_error_of_the_pool_is_not_one_of_the_message(world):
