@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -32,7 +31,8 @@ from gateway.journal.entry import (
     order,
 )
 from gateway.journal.filter import ALL, Filter
-from gateway.journal.groups import DAY, FAILURES, HOUR, MOST, About, Group, group_of
+from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
+from gateway.journal.pages import PAGE, sought
 from gateway.journal.reading import Reader
 from gateway.stores import result_store, state_store
 from gateway.stores.pipeline import ASKING
@@ -148,21 +148,24 @@ class Keys:
         self.refused = f"{prefix}refused"
         self.open = f"{prefix}open"
         self.bytes = f"{prefix}bytes"
+        self.failing = f"{prefix}failing"
         self.changed = f"{prefix}changed"
         self.missed = f"{prefix}missed"
-        self.failing = f"{prefix}failing"
+        self.absent = f"{prefix}absent"
         self.counts = f"{prefix}counts"
         self.groups = f"{prefix}groups"
         self.news = f"{prefix}news"
         self.told = f"{prefix}told"
         self.rates = f"{prefix}rates"
-        #: There is none: while the slot of all these moves to another node of a cluster, a script
-        #: that names it has to wait, and so finds all keys that it does not name, or none.
-        self.absent = f"{prefix}absent"
         #: What the key of each delivery begins with.
         self.prefix = f"{prefix}delivery:"
         #: What the key of each group begins with.
         self.group = f"{prefix}group:"
+        #: Those that each script gets (`scripts.script`).
+        self.all = (
+            self.deliveries, self.refused, self.open, self.bytes, self.failing, self.changed,
+            self.missed, self.absent,
+        )  # fmt: skip
 
     def of(self, delivery_id: str) -> str:
         return self.prefix + delivery_id
@@ -210,7 +213,8 @@ class JournalStore(Reader):
         self._store = StateStore(config, "journal")
         self._given = run
         keys = self._keys
-        self._marks = (keys.changed, keys.missed) if config.archive_url else ()
+        # What each script gets last.
+        self._last = (keys.prefix, keys.changes, int(bool(config.archive_url)))
         self._drops = int(config.keep_bodies == "failed")
         self._age = int(config.journal_age * 1000)  # ms
 
@@ -233,6 +237,11 @@ class JournalStore(Reader):
     def _run(self) -> Ask:
         return self._given or self._store.run
 
+    def _eval(self, script: str, *arguments: Any) -> Awaitable[Any]:
+        """Run one of `scripts`."""
+        keys = self._keys.all
+        return self._run("EVAL", script, len(keys), *keys, *arguments, *self._last)
+
     def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
         """Write deliveries: how each has begun, how it was answered, or both; keep the bounds.
 
@@ -242,23 +251,16 @@ class JournalStore(Reader):
         left out, as the bounds have removed it. Return in UTF-8 why changes could not be announced,
         where all is written nevertheless, else None.
         """
-        keys, config = self._keys, self._config
-        return self._run(
-            "EVAL", scripts.WRITE, 5 + len(self._marks),
-            keys.deliveries, keys.open, keys.bytes, keys.failing, keys.absent, *self._marks,
-            config.journal, config.journal_bytes, self._age, FIRST_LOOK, keys.prefix, keys.changes,
-            self._drops, *chain.from_iterable(rows),
-        )  # fmt: skip
+        bounds = (self._config.journal, self._config.journal_bytes, self._age)
+        each = chain.from_iterable(rows)
+        return self._eval(scripts.WRITE, *bounds, FIRST_LOOK, self._drops, *each)
 
     def refuse(self, refusal: Refusal) -> Awaitable[None]:
         """Write a request without a message; keep their bound."""
-        keys = self._keys
-        return self._run(
-            "EVAL", scripts.REFUSE, 2 + len(self._marks),
-            keys.of(refusal.id), keys.refused, *self._marks,
-            refusal.id, self._config.most_apart, self._age, keys.prefix, keys.changes,
-            refusal.state, "about", refusal.about, "call", refusal.call, "task_id", "",
-            "status", refusal.status, "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
+        return self._eval(
+            scripts.REFUSE, refusal.id, self._config.most_apart, self._age, refusal.state,
+            "about", refusal.about, "call", refusal.call, "task_id", "", "status", refusal.status,
+            "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
         )  # fmt: skip
 
     async def due(self, number: int, first: int, longest: int) -> list[tuple[str, str]]:
@@ -266,10 +268,7 @@ class JournalStore(Reader):
 
         Postpone their next look: after the nth, by ``first * 2**n`` ms, but at most by `longest`.
         """
-        keys = self._keys
-        found = await self._run(
-            "EVAL", scripts.DUE, 2, keys.open, keys.absent, number, first, longest, keys.prefix
-        )
+        found = await self._eval(scripts.DUE, number, first, longest)
         return [(delivery_id.decode(), task_id.decode()) for delivery_id, task_id in found]
 
     def settle(
@@ -283,18 +282,14 @@ class JournalStore(Reader):
         a replay, ``error``, or ``unknown`` if the answer is not written (yet). Otherwise, the
         result is None.
         """
-        keys, ended = self._keys, end.state not in (RUNNING, *LATE)
+        ended = end.state not in (RUNNING, *LATE)
         fields = ["error", end.error] if end.error else []
         if end.attempts:
             fields += ["attempts", str(end.attempts)]
         name = "begun_at" if end.state == RUNNING else "ended_at" if ended else "late_at"
         fields += [name, iso_now()]
-        return self._run(
-            "EVAL", scripts.SETTLE, 3 + len(self._marks),
-            keys.of(delivery_id), keys.open, keys.failing, *self._marks,
-            delivery_id, task_id, end.state, int(ended and counts), keys.changes,
-            self._drops, *fields,
-        )  # fmt: skip
+        own = (delivery_id, task_id, end.state, int(ended and counts), self._drops)
+        return self._eval(scripts.SETTLE, *own, *fields)
 
     async def begin_replay(
         self, delivery_id: str, task_id: str, before: str, again: bool = False
@@ -303,10 +298,9 @@ class JournalStore(Reader):
 
         With `again` one that was interrupted begins again, as the task that it was.
         """
-        keys = (self._keys.of(delivery_id), *self._marks)
         lasts = int((self._config.confirm_timeout + _ENDING) * 1000)
-        about = (task_id, before, delivery_id, int(again), lasts)
-        found = await self._run("EVAL", scripts.BEGIN_REPLAY, len(keys), *keys, *about)
+        about = (delivery_id, task_id, before, int(again), lasts)
+        found = await self._eval(scripts.BEGIN_REPLAY, *about)
         return Begun(*(str(each, "utf-8") for each in found))
 
     async def end_replay(
@@ -325,14 +319,9 @@ class JournalStore(Reader):
         the state *replayed*, without error and attempts, has been replayed once more, and its
         `runs` are these.
         """
-        keys = self._keys
-        there = await self._run(
-            "EVAL", scripts.END_REPLAY, 2 + len(self._marks),
-            keys.of(delivery_id), keys.open, *self._marks,
-            delivery_id, task_id, "" if taken is None else int(taken), FIRST_LOOK, keys.changes,
-            json.dumps(runs),
-        )  # fmt: skip
-        return bool(there)
+        end = "" if taken is None else int(taken)
+        about = (delivery_id, task_id, end, FIRST_LOOK, json.dumps(runs))
+        return bool(await self._eval(scripts.END_REPLAY, *about))
 
     async def get(self, delivery_id: str) -> Entry | None:
         """Return one entry by its id, in a time that does not depend on the number of entries."""
@@ -347,15 +336,12 @@ class JournalStore(Reader):
         of its `until`, those that are older than the one with this position. Requests without a
         message have their place among deliveries. What is removed meanwhile is left out.
         """
-        keys, sought = self._keys, _sought(wanted)
+        which = sought(wanted)
         newest = f"({before}" if before else str(_ms(wanted.until)) if wanted.until else "+"
         oldest = str(_ms(wanted.since)) if wanted.since else "-"
-        most = _LOOKED if any(sought) else _PAGE
-        while page := await self._run(
-            "EVAL", scripts.PAGE, 3, keys.deliveries, keys.refused, keys.absent,
-            newest, oldest, most, _PAGE, keys.prefix, _CALLS if calls else 0, REFUSED_BYTES,
-            *sought,
-        ):  # fmt: skip
+        most, some = _LOOKED if any(which) else _PAGE, _CALLS if calls else 0
+        about = (most, _PAGE, some, REFUSED_BYTES, *which)
+        while page := await self._eval(PAGE, newest, oldest, *about):
             for position, flat in page:
                 if (entry := _read("", flat, position.decode())) is not None:
                     yield entry
@@ -390,12 +376,8 @@ class JournalStore(Reader):
 
     async def trim(self, most: int) -> Size:
         """Remove what is older than `Config.journal_age`, at most `most` of each kind."""
-        keys = self._keys
-        removed, deliveries, unfinished, size, waiting, lag, missed = await self._run(
-            "EVAL", scripts.TRIM, 5 + len(self._marks),
-            keys.deliveries, keys.refused, keys.open, keys.bytes, keys.absent, *self._marks,
-            self._age, most, keys.prefix,
-        )  # fmt: skip
+        found = await self._eval(scripts.TRIM, self._age, most)
+        removed, deliveries, unfinished, size, waiting, lag, missed = found
         return Size(removed, deliveries, unfinished, int(size), waiting, float(lag), int(missed))
 
     async def changed(self, number: int, most_bytes: int, age: float) -> list[Change]:
@@ -404,11 +386,7 @@ class JournalStore(Reader):
         At most `number`, with about `most_bytes`, and only those whose last change is `age` seconds
         ago.
         """
-        keys = self._keys
-        found = await self._run(
-            "EVAL", scripts.CHANGED, 2, keys.changed, keys.absent,
-            number, keys.prefix, most_bytes, int(age * 1e6),
-        )  # fmt: skip
+        found = await self._eval(scripts.CHANGED, number, most_bytes, int(age * 1e6))
         changes = []
         for delivery_id, mark, flat in found:
             which = delivery_id.decode()
@@ -418,8 +396,7 @@ class JournalStore(Reader):
     async def archived(self, changes: Sequence[Change]) -> None:
         """Write that these changes are archived; what has changed since then is not."""
         each = ((change.id, change.mark, int(change.gone)) for change in changes)
-        marks = chain.from_iterable(each)
-        await self._run("EVAL", scripts.ARCHIVED, 2, *self._marks, *marks)
+        await self._eval(scripts.ARCHIVED, *chain.from_iterable(each))
 
     async def unarchived(self, number: int) -> list[str]:
         """Return the ids of at most `number` deliveries that are not archived since they changed.
@@ -431,37 +408,26 @@ class JournalStore(Reader):
 
     async def unmarked(self, number: int) -> AsyncGenerator[list[Version], None]:
         """Yield all other entries, about the newest first, at most `number` at once."""
-        keys = self._keys
-        for stream in (keys.deliveries, keys.refused):
+        for stream in (1, 2):
             newest = "+"
             while newest:
-                last, found = await self._run(
-                    "EVAL", scripts.UNMARKED, 3, stream, keys.changed, keys.absent,
-                    newest, number, keys.prefix,
-                )  # fmt: skip
+                last, found = await self._eval(scripts.UNMARKED, stream, newest, number)
                 texts = ([field.decode(errors="replace") for field in each] for each in found)
                 yield [(which, state, task, replays) for which, state, task, replays in texts]
                 newest = last and f"({last.decode()}"
 
     async def mark(self, ids: Sequence[str]) -> None:
         """Write that these deliveries are not archived."""
-        await self._run("EVAL", scripts.MARK, 1, self._keys.changed, *ids)
+        await self._eval(scripts.MARK, *ids)
 
     async def there(self, ids: Sequence[str]) -> set[str]:
         """Return those of the `ids` whose deliveries are in the journal."""
-        keys = self._keys
-        own = (keys.deliveries, keys.absent, keys.prefix)
-        bits = await self._run("EVAL", scripts.THERE, 2, *own, *ids)
+        bits = await self._eval(scripts.THERE, *ids)
         return {each for each, bit in zip(ids, bits.decode(), strict=True) if bit == "1"}
 
     async def erase(self, entry: Entry) -> bool:
         """Remove a delivery, which `entries` or `get` has returned; tell whether it was there."""
-        keys = self._keys
-        removed = await self._run(
-            "EVAL", scripts.ERASE, 7, keys.of(entry.id), keys.deliveries, keys.refused, keys.open,
-            keys.bytes, keys.changed, keys.failing, entry.id, entry.position,
-        )  # fmt: skip
-        return bool(removed)
+        return bool(await self._eval(scripts.ERASE, entry.id, entry.position))
 
     async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
         """Return at most `number` deliveries that are not counted, the first one first.
@@ -566,26 +532,9 @@ class JournalStore(Reader):
                 [(each, RECEIVED, 1, "task", *NOT_ANSWERED, "{}", b"[]") for each in ids]
             )
         finally:
-            own = (keys.deliveries, keys.open, keys.bytes, *tried._marks, *map(keys.of, ids))
-            await self._run("DEL", *own)
+            await self._run("DEL", *keys.all, *map(keys.of, ids))
         if unannounced:
             raise StoreError(unannounced.decode())
-
-
-def _sought(wanted: Filter) -> list[str | bytes]:
-    """Return what `scripts.PAGE` is told of a filter: what it takes has all of this."""
-    states = wanted.state or (FAILURES if wanted.group else ())
-    status = "0" if wanted.status == "gone" else re.sub("[x?]", ".", wanted.status)
-    identities = bytearray(b"0" * 65_536 if wanted.identities else b"")
-    for each in wanted.identities:
-        identities[int(each[:4], 16)] = ord("1")
-    globs = (wanted.route, wanted.source, wanted.event)
-    return [
-        f",{','.join(sorted(states))}," if states else "",
-        f"^{status}$" if status else "",
-        bytes(identities),
-        *(json.dumps(text)[1:-1] for glob in globs for text in glob.split("*") if text),
-    ]
 
 
 def _ms(when: datetime) -> int:

@@ -294,7 +294,7 @@ MUTANTS = [
     _m(
         "a delivery that another replay has run",
         "journal/scripts",
-        "elseif before[1] ~= ARGV[2] then",
+        "elseif before[1] ~= ARGV[3] then",
         "elseif false then",
     ),
     _m(
