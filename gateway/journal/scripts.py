@@ -166,8 +166,10 @@ if (number == count) ~= (size == added) then -- one of the two keys was lost
     end
     redis.call('SET', bytes, size)
 end
+-- Where the bounds were lowered, only so many are removed at once: other clients wait meanwhile.
+local least = math.max(number - 1000, 1)
 local function fits()
-    return number <= 1 or number <= tonumber(ARGV[1]) and size <= tonumber(ARGV[2])
+    return number <= least or number <= tonumber(ARGV[1]) and size <= tonumber(ARGV[2])
 end
 while not fits() do
     local some, most = {}, math.min(math.max(number - ARGV[1], 8), 100)
@@ -203,7 +205,10 @@ if last then
     end
 end
 local place = string.format('%.0f-%.0f', now, number)
-redis.call('XADD', refused, place, 'id', ARGV[1])
+if type(redis.pcall('XADD', refused, place, 'id', ARGV[1])) == 'table' then
+    -- The clock was set back, and what came last was erased: it is the place after that.
+    place = redis.call('XADD', refused, '*', 'id', ARGV[1])
+end
 redis.call('HSET', key, 'state', ARGV[4], 'position', place, unpack(ARGV, 5))
 redis.call('PEXPIRE', key, ARGV[3])
 mark(ARGV[1])

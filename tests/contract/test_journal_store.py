@@ -259,6 +259,28 @@ async def test_what_is_too_old_is_removed_a_few_at_once(use: Use):
         assert [await store.get(each) for each in ("d0", "r0")] == [None, None]
 
 
+async def test_a_refused_request_has_a_place_after_what_was_erased(use: Use):
+    """Though the clock was set back meanwhile."""
+    async with use(journal_refused=True) as store:
+        erased = f"{int(datetime.now(UTC).timestamp() * 1000) + 3_600_000}-1000000000"
+        await store._run("XADD", store._keys.refused, erased, "id", "erased")
+        await store._run("XDEL", store._keys.refused, erased)
+        await store.refuse(refusal("one"))
+        assert (await got(store, "one")).position == f"{erased[:-1]}1"
+
+
+@pytest.mark.parametrize("bounds", [{"journal": 2}, {"journal_bytes": 1_024}])
+async def test_where_bounds_are_lowered_redis_is_not_held_up(use: Use, bounds: dict[str, int]):
+    async with use(journal=5_000) as before, use(**bounds) as store:
+        for _ in range(12):
+            await before.write([answered(f"{secrets.token_hex(8)}") for _ in range(100)])
+        await store.write([answered("one")])
+        assert (await store.trim(1)).deliveries == 201
+        await store.write([answered("two")])
+        left = await ids(store)
+        assert left[:2] == ["two", "one"] and len(left) < 5
+
+
 async def test_refused_requests_have_a_bound_of_their_own(use: Use):
     async with use(journal=100, journal_refused=True) as store:
         await store.write([answered(f"d{n}") for n in range(100)])
