@@ -7,6 +7,7 @@ import asyncio
 import fnmatch
 import getpass
 import logging
+import os
 import re
 import socket
 import sys
@@ -110,7 +111,11 @@ def _audited(config: Config) -> Iterator[None]:
 
 
 def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # the latter from Python 3.13 on: in a container it may have no name
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
 
 
 def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:

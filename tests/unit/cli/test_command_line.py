@@ -71,6 +71,16 @@ def test_what_is_not_utf_8_is_refused_before_anything_is_done(capsys, command):
     assert said == "gateway: 'gr\\udcfc\\udcdfe' is not UTF-8: set the terminal to UTF-8\n"
 
 
+def test_an_account_without_a_name_is_audited_by_its_number(capsys, monkeypatch):
+    """As that of a container may be, which is given any number."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 1_234_567_890)
+    argv = ["deliveries", "mute", "0" * 16, "--until", "1h"]
+    assert main([*argv, "--result-backend", "redis://127.0.0.1:1/0"]) == 1
+    assert "audit: mute by 1234567890@" in capsys.readouterr().err
+
+
 # Senders ------------------------------------------------------------------------------------------
 
 
