@@ -13,7 +13,7 @@ from gateway.config.strategies import properties
 from loadtest import figures
 from loadtest.costs import EXPERIMENTS
 from loadtest.figures import COSTED
-from tests.docs.test_documents import ROOT, text
+from tests.docs.test_documents import text
 
 DOCUMENT = text("docs/scaling.md")
 
@@ -58,9 +58,3 @@ def test_the_numbers_of_the_model_are_the_code_s():
     assert f"{capacity.WATERMARK} × the nodes' memory" in DOCUMENT
     assert f"`gevent`: {properties('gevent').publishing + 1}" in DOCUMENT
     assert f"{capacity.KEPT} × result" in DOCUMENT
-
-
-def test_files_that_it_names_exist():
-    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", DOCUMENT)
-    assert links
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, states
 from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
+from celery.exceptions import NotRegistered
 from celery.utils.time import maybe_iso8601
 from celery.worker.request import Request
 from hypothesis import example, given
@@ -188,6 +189,7 @@ class ShopClosed(Exception):
         (FAILURE, KeyError(b"\xff"), "KeyError", "b'\\xff'"),
         (FAILURE, ShopClosed("x" * 3_000), "ShopClosed", "x" * 2_000),
         (REVOKED, Exception("terminated"), "Exception", "terminated"),
+        (FAILURE, NotRegistered("x"), "NotRegistered", "x"),
     ],
 )
 def test_failure_is_the_name_of_the_exception_and_its_text(backend, state, exception, name, detail):
@@ -222,12 +224,6 @@ def test_the_name_and_the_text_of_an_exception_are_cut():
 def test_an_exception_with_arguments_that_are_no_json_has_its_name(backend):
     found = decode_result(encoded(backend, Exception(object(), object()), FAILURE))
     assert (found.state, found.error) == (FAILURE, "Exception")
-
-
-def test_task_that_nobody_has_is_a_failure(backend):
-    from celery.exceptions import NotRegistered
-
-    assert decode_result(encoded(backend, NotRegistered("x"), FAILURE)).error == "NotRegistered"
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RECEIVED", "STARTED", "RETRY", "PROGRESS", "X"])

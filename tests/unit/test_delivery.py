@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.delivery import Preference, read_prefer, traceparent_of
+from gateway.delivery import Preference, read_prefer, recorded_trace, traceparent_of
 
 ASYNC = Preference("accept", None, "respond-async")
 
@@ -58,14 +58,16 @@ def traceparent(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "recorded"),
     [
-        f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00", f"fe-{TRACE}-{PARENT}-01",
-        f"01-{TRACE}-{PARENT}-01-of.another-version",
+        (f"00-{TRACE}-{PARENT}-01", True), (f"00-{TRACE}-{PARENT}-00", False),
+        (f"00-{TRACE}-{PARENT}-03", True), (f"fe-{TRACE}-{PARENT}-01", True),
+        (f"01-{TRACE}-{PARENT}-01-of.another-version", True),
     ],
 )  # fmt: skip
-def test_a_trace_context_is_told(text):
+def test_a_trace_context_is_told_and_one_that_is_recorded_may_be_an_exemplar(text, recorded):
     assert traceparent(text) == text
+    assert recorded_trace(text) == (TRACE if recorded else "")
 
 
 @pytest.mark.parametrize(
@@ -79,4 +81,4 @@ def test_a_trace_context_is_told(text):
     ],
 )  # fmt: skip
 def test_what_is_no_trace_context_is_left_out(text):
-    assert traceparent(text) == ""
+    assert traceparent(text) == recorded_trace(text) == ""

@@ -16,7 +16,6 @@ from prometheus_client.openmetrics import parser as openmetrics
 
 from gateway import __version__
 from gateway.admin.families import STARTED, expose, families, of_parent
-from gateway.delivery import recorded_trace
 from gateway.errors import GatewayError, RequestError
 from gateway.history.gateways import Difference
 from gateway.metric_table import (
@@ -440,22 +439,6 @@ def test_an_exemplar_that_is_half_written_is_left_out(counted):
     counted.metrics.map[counted.metrics.map.find(bytes.fromhex(TRACE))] = 0
 
     assert [one.trace for one in counted.totals().exemplars.values()] == ["e" * 32]
-
-
-PARENT_ID = "00f067aa0ba902b7"
-
-
-@pytest.mark.parametrize(
-    ("traceparent", "trace"),
-    [
-        (f"00-{TRACE}-{PARENT_ID}-01", TRACE), (f"00-{TRACE}-{PARENT_ID}-03", TRACE),
-        (f"cc-{TRACE}-{PARENT_ID}-01-what-comes", TRACE), (f"00-{TRACE}-{PARENT_ID}-00", ""),
-        (f"00-{TRACE.upper()}-{PARENT_ID}-01", ""), (f"00-{'0' * 32}-{PARENT_ID}-01", ""),
-        ("nonsense", ""), ("", ""),
-    ],
-)  # fmt: skip
-def test_only_a_valid_trace_that_is_recorded_is_an_exemplar(traceparent, trace):
-    assert recorded_trace(traceparent) == trace
 
 
 def test_what_has_grown_is_told_once(counted):

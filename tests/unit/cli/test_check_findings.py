@@ -66,11 +66,8 @@ def test_fair_queues_that_are_missing_are_one_line_that_says_what_to_start():
         "start a worker: celery -A APP worker -n NAME@%h -Q orders (APP: yours, or appserver), "
         "with GATEWAY_FAIR_QUEUES=orders:16 or appserver.setup(app, fair={'orders': 16})"
     )
-
-
-def test_routes_with_the_same_fair_queues_are_one_line():
-    found = judge(dict.fromkeys(NAMES, MISSING), FAIR, {**FAIR, "path": "/other", "task": "t"})
-    assert len(found) == 1
+    # Another route with the same ones has no line of its own.
+    assert len(judge(dict.fromkeys(NAMES, MISSING), FAIR, {**FAIR, "path": "/b", "task": "t"})) == 1
 
 
 def test_fair_queues_that_workers_consume_are_one_line():

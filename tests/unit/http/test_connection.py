@@ -75,13 +75,10 @@ def test_a_malformed_line_is_named_by_its_number_as_it_may_have_a_secret(line):
 
 
 def test_lines_are_limited():
-    for count in (MAX_HEADERS, MAX_HEADERS + 1):
-        data = "\r\n".join([FIRST, *("X: 1" for _ in range(count)), "", ""]).encode()
-        if count > MAX_HEADERS:
-            with pytest.raises(RequestRefused):
-                ours(data)
-        else:
-            assert ours(data)[1] == {"x": ", ".join(["1"] * count)}
+    lines = [FIRST, *["X: 1"] * MAX_HEADERS, "", ""]
+    assert ours("\r\n".join(lines).encode())[1] == {"x": ", ".join(["1"] * MAX_HEADERS)}
+    with pytest.raises(RequestRefused):
+        ours("\r\n".join([FIRST, "X: 1", *lines[1:]]).encode())
 
 
 def test_headers_answer_to_tornados_spelling():

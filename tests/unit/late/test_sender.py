@@ -95,15 +95,13 @@ def test_an_end_that_is_no_time_is_passed_over(until):
     assert found <= 5_000
 
 
-def test_half_an_emoji_is_sent_as_a_question_mark():
-    values = {"json:/application_id": "\ud83d", "json:/token": "t"}
-    assert "/webhooks/%3F/t/" in sender("discord")._url(values)
-
-
-def test_values_in_a_url_are_escaped():
-    values = {"json:/application_id": "1/../2", "json:/token": "a b?c#d"}
-    url = sender("discord")._url(values)
-    assert url.endswith("/webhooks/1%2F..%2F2/a%20b%3Fc%23d/messages/@original")
+@pytest.mark.parametrize(
+    ("id", "token", "part"),
+    [("1/../2", "a b?c#d", "1%2F..%2F2/a%20b%3Fc%23d"), ("\ud83d", "t", "%3F/t")],
+)
+def test_values_in_a_url_are_escaped_and_half_an_emoji_is_a_question_mark(id, token, part):
+    url = sender("discord")._url({"json:/application_id": id, "json:/token": token})
+    assert url.endswith(f"/webhooks/{part}/messages/@original")
 
 
 @pytest.mark.parametrize(
