@@ -179,7 +179,7 @@ class ClaimedDelivery(DeliveryInFlight):
         to wait is not held.
         """
         self.claim = claim
-        claim.redacted = self.redacted
+        claim.redacted = self.redacted and self.redacted.without_body()
         self.task_id = claim.task_id
         if not claim.ours:
             if not self.joined:

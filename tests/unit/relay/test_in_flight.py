@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,11 @@ def request(ago: float = 0.0) -> Request:
     return Request("POST", "/", "", {}, b"hello", "127.0.0.1", monotonic() - ago, 0.0)
 
 
-def waiting(harness, applied: str = "") -> ClaimedDelivery:
+def waiting(harness, applied: str = "", **settings: Any) -> ClaimedDelivery:
     """Return a delivery that waits for its claim."""
     in_flight = ClaimedDelivery(harness.relay.context, request(), harness.given.append)
-    route = Route(path="/", tries=3, retry_after=5, deadline=DEADLINE, idempotency="header:Key")
+    settings = {"tries": 3, "retry_after": 5, "deadline": DEADLINE, **settings}
+    route = Route(path="/", idempotency="header:Key", **settings)
     delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
     in_flight.make_messages(route, delivery, Verified(b"hello"))
     in_flight.applied = applied
@@ -73,6 +75,13 @@ async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
     delivery.join(claim, again=False)
     delivery.give(Answer(200, "", b""))
     assert delivery.deadline - delivery.request.arrived == pytest.approx(DEADLINE + 10 * held)
+
+
+def test_a_claim_that_waits_for_a_late_result_has_no_body(harness):
+    claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
+    waiting(harness, redact=["header:key"]).join(claim, again=False)
+    assert claim.redacted.is_in(Answer(200, "", b"1"))
+    assert b"hello" not in vars(claim.redacted).values()
 
 
 @pytest.mark.parametrize(
