@@ -42,7 +42,7 @@ def check(start_line: RequestStartLine, headers: Headers, config: Config) -> int
     version = start_line.version
     if version not in _VERSIONS:
         raise BadRequest(f"{version} is not supported; use HTTP/1.1 or HTTP/1.0.")
-    expected = headers.pop("expect", "")  # RFC 9110, 10.1.1: HTTP/1.0 has none, and any case will do
+    expected = headers.pop("expect", "")  # RFC 9110, 10.1.1
     if expected and version == "HTTP/1.1":
         headers["expect"] = expected.lower()
     if not start_line.path.isascii():  # RFC 3986, 2

@@ -106,10 +106,9 @@ class ReadBuffer:
 
     def _try_complete(self) -> None:
         """Complete the pending read if its bytes are here; fail it if they can never come."""
-        if self._until is END_OF_HEADER:
+        if self._until is END_OF_HEADER and self._buffer.startswith(b"\r\n", self._at):
             # Some clients send one after a body. RFC 9112, 2.2
-            if self._buffer.startswith(b"\r\n", self._at):
-                self._consume(_empty_lines(self._buffer, self._at).end())
+            self._consume(_empty_lines(self._buffer, self._at).end())
         buffer, at, until = self._buffer, self._at, self._until
         if not until:
             if len(buffer) - at < self._least:
