@@ -61,7 +61,7 @@ class KombuPublisher:
         try:
             connection = Connection(self._url, ssl=self._tls, connect_timeout=3)
             connection.ensure_connection(max_retries=1, reraise_as_library_errors=True)
-        except OperationalError as exc:
+        except (OperationalError, UnicodeError) as exc:  # the latter: of a wrong name
             self.error = str(exc)
             log.warning("cannot connect to the broker: %s", exc)
             return
@@ -98,7 +98,9 @@ class KombuPublisher:
                 delivery_mode=2,
                 retry=False,
             )
-        except connection.connection_errors + connection.channel_errors as exc:
+        except Exception as exc:
+            if not isinstance(exc, connection.connection_errors + connection.channel_errors):
+                log.exception("a message could not be published")  # the pool would drop it
             self.error = str(exc)
             self._close()
             self._loop.call_soon_threadsafe(self._failed, pending, BrokerUnavailable())
