@@ -29,6 +29,11 @@ LOOK = 5.0
 #: Seconds for which a process may be sending: two requests, and two for a token.
 LEASE = 30.0
 _FIRST, _LONGEST = 1.0, 60.0  # seconds between two tries, without a Retry-After
+#: What a field's annotation means for its value in JSON.
+_TYPES: dict[str, Any] = {
+    "str": str, "str | None": str | None, "int": int, "float": int | float, "bool": bool,
+    "dict[str, Any]": dict,
+}  # fmt: skip
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,9 +88,17 @@ class Record:
 
     @classmethod
     def load(cls, text: bytes | str) -> Record:
-        """Return the record that `dump` has written; a field of another version is left out."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in json.loads(text).items() if name in known})
+        """Return the record that `dump` has written; a field of another version is left out.
+
+        Raises ValueError, TypeError or AttributeError for anything else.
+        """
+        known = {each.name: _TYPES[str(each.type)] for each in fields(cls)}
+        found = {name: value for name, value in json.loads(text).items() if name in known}
+        if wrong := [name for name, value in found.items() if not isinstance(value, known[name])]:
+            raise TypeError(f"of another type: {', '.join(wrong)}")
+        if (end := found.get("end", "")) not in ("", *ENDS):
+            raise ValueError(f"an unknown end: {end}")
+        return cls(**found)
 
     def looked_at(self, terms: Terms, now: float) -> Record | None:
         """Return it as it is where its time is over, or its process has ended; None: neither."""

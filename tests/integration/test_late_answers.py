@@ -243,13 +243,16 @@ async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
 async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, deployed, caplog):
     async with deployed("slack") as (server, gateways, body, expected):
         async with gateways.process() as late:
-            for record in ("", "{", "[]", "{}", '{"due": 1}', "null", None):
+            of_no_version = ({"due": "soon"}, {"values": None}, {"route": []}, {"end": "lost"})
+            fine = json.loads(record.Record("t", "d", "/r", "k", {}, "", 1.0, 2.0).dump())
+            odd = (json.dumps(fine | each) for each in of_no_version)
+            for text in ("", "{", "[]", "{}", '{"due": 1}', "null", None, *odd):
                 task_id = str(uuid4())
                 key = late._records._key(task_id)
-                if record is None:
+                if text is None:
                     client.set(key, "no hash")
                 else:
-                    client.hset(key, mapping={"version": 1, "record": record})
+                    client.hset(key, mapping={"version": 1, "record": text})
                 client.zadd(late._records._due, {task_id: 0})
                 await eventually(lambda task_id=task_id: is_looked_at(client, late, task_id))
                 await gateways.answer(late, body, task_id=task_id)  # is given all the same
@@ -259,7 +262,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, deplo
 
         assert server.taken == [expected]
         assert late.held() == {"late answers": 0, "late steps": 0}
-    assert caplog.text.count("cannot be read") == 7  # once for each
+    assert caplog.text.count("cannot be read") == 11  # once for each
 
 
 def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
