@@ -82,12 +82,14 @@ def publish(
 ) -> None:
     """Publish a message with its own properties, headers and body, and wait for the confirm.
 
-    Its header ``dead_letter`` has the reason `why`, and the properties that were removed. `timeout`
-    is in seconds. Raises one of `ERRORS` where it is not known that the message is in the queue.
+    Its header ``dead_letter`` has the reason `why`, and the properties that were removed; `body` is
+    not compressed. `timeout` is in seconds. Raises one of `ERRORS` where it is not known that the message is in the queue.
     """
     left_out = {name: properties[name] for name in _LEFT_OUT if name in properties}
     why = {**why, **left_out, "at": datetime.now(UTC).isoformat()}
     headers = {**properties.get("application_headers", {}), "dead_letter": why}
+    if compression := headers.pop("compression", None):  # of which the body has none any more
+        why["compression"] = compression
     properties = {name: properties[name] for name in properties if name not in _LEFT_OUT}
     properties |= {"application_headers": headers, "delivery_mode": 2}
     with reply_connection(app).channel() as channel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_a_message_without_a_usable_id_is_a_dead_letter(client):
     assert client.reply(client.echo("next"))["result"] == "next"
 
 
+def test_a_compressed_message_can_be_run_from_the_dead_letters(client):
+    body = json.dumps([["long"], {}, EMBED]).encode()
+    gzip = {"compression": "application/x-gzip"}
+    task_id = client.send(zlib.compress(body), timelimit=[1], **gzip)
+    assert client.reply(task_id)["status"] == "FAILURE"
+    headers = kept(client, task_id, body)
+    assert headers["dead_letter"]["compression"] == gzip["compression"]
+    del headers["id"], headers["timelimit"]
+    assert client.reply(client.send(body, **headers))["result"] == "long"
+
+
 @pytest.mark.parametrize("eta", [None, "2020-01-01T00:00:00+00:00"])
 def test_what_cannot_be_pickled_is_a_dead_letter_where_it_has_to_be(client, eta):
     ids = [client.echo(LOCK, eta=eta) for _ in range(3)]
@@ -149,8 +161,8 @@ def test_what_cannot_be_pickled_is_a_dead_letter_where_it_has_to_be(client, eta)
     assert client.get(DEAD) is None
 
 
-def kept(client: Client, task_id: str, body: bytes | None = None) -> None:
-    """See that the message is the next dead letter, and that its worker runs and has no other."""
+def kept(client: Client, task_id: str, body: bytes | None = None) -> dict[str, Any]:
+    """See that the message is the next dead letter, and its worker runs; return its headers."""
     letter: list[Any] = []
     assert poll(lambda: bool(letter.append(client.get(DEAD)) or letter[-1]), TIMEOUT)
     properties, found = letter[-1]
@@ -158,3 +170,5 @@ def kept(client: Client, task_id: str, body: bytes | None = None) -> None:
     assert properties.headers["dead_letter"]["reason"] == "unusable"
     assert properties.headers["dead_letter"]["routing_key"] == client.queue
     assert client.server.alive()
+    headers: dict[str, Any] = properties.headers
+    return headers
