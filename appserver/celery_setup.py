@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from billiard import get_start_method
 from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
 
@@ -55,8 +56,8 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
 
     Call it before the app's tasks are used. The app's configuration may follow, and its settings
     take precedence. A second call changes nothing. Raises ImproperlyConfigured where tasks have
-    been used already, or a number of queues is wrong; a worker raises it at its start where results
-    are not stored in Redis.
+    been used already, or a number of queues is wrong; a worker ends at its start where results are
+    not stored in Redis, or its processes would be no forks.
     """
     if ReplyingBackend in app.steps["worker"]:
         return
@@ -120,10 +121,18 @@ class ReplyingBackend(bootsteps.Step):
         backend = app.backend
         if not isinstance(backend, ReplyMixin):
             kind = f"{type(backend).__module__}:{type(backend).__qualname__}"
-            raise ImproperlyConfigured(
-                f"the result backend of the app {app.main!r} is {kind}, and its workers would not"
-                f" answer the gateway: set result_backend to a URL that begins with"
+            raise SystemExit(  # Celery would write a traceback, as of an error in its code
+                f"appserver: the result backend of the app {app.main!r} is {kind}, and its workers"
+                " would not answer the gateway: set result_backend to a URL that begins with"
                 f" {', '.join(f'{scheme}://' for scheme in STORES)}, or to None"
+            )
+        # Other processes than forks make an app of their own, which is not set up.
+        method = getattr(worker, "pool_start_method", "fork")  # of Celery from 5.7
+        if hasattr(worker.pool_cls, "BlockingPool") and {method, get_start_method()} != {"fork"}:
+            raise SystemExit(
+                f"appserver: the processes of the app {app.main!r} would be no forks, and would not"
+                " answer the gateway: set worker_pool_start_method to 'fork', or use another pool,"
+                " as -P threads"
             )
         if getattr(worker.pool_cls, "is_green", False) and not _limited(backend):
             # Celery makes a backend for each thread, here for each greenlet, which is a task: with

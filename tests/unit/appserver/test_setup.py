@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery, Task
+from celery.concurrency.prefork import TaskPool as ProcessPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
 from kombu import Connection
@@ -28,10 +30,10 @@ def shop(celery):
     return partial(celery, "shop")
 
 
-def create(app: Celery, greenlets: bool = False) -> None:
+def create(app: Celery, greenlets: bool = False, **worker: object) -> None:
     """Start the step of a worker of `app`."""
-    worker = SimpleNamespace(app=app, pool_cls=SimpleNamespace(is_green=greenlets))
-    ReplyingBackend(worker).create(worker)
+    options = {"pool_cls": SimpleNamespace(is_green=greenlets), **worker}
+    ReplyingBackend(app).create(SimpleNamespace(app=app, **options))
 
 
 @pytest.mark.parametrize("name", ["Answer", "__all__"])
@@ -170,8 +172,20 @@ def test_queues_of_the_environment_are_beside_the_apps_own(shop, monkeypatch):
 def test_a_worker_whose_results_go_elsewhere_does_not_start(shop, url):
     app = shop(backend=url, broker="memory://")
     appserver.setup(app)
-    with pytest.raises(ImproperlyConfigured, match="'shop' is .*, and its workers would not"):
+    with pytest.raises(SystemExit, match="'shop' is .*, and its workers would not"):
         create(app)
+
+
+def test_a_worker_whose_processes_are_no_forks_does_not_start(shop, monkeypatch):
+    app = shop(backend=REDIS, broker="memory://")
+    appserver.setup(app)
+    create(app, pool_cls=ThreadPool, pool_start_method="spawn")
+    create(app, pool_cls=ProcessPool, pool_start_method="fork")
+    with pytest.raises(SystemExit, match="the app 'shop' would be no forks"):
+        create(app, pool_cls=ProcessPool, pool_start_method="spawn")
+    monkeypatch.setattr("appserver.celery_setup.get_start_method", lambda: "spawn")
+    with pytest.raises(SystemExit, match="the app 'shop' would be no forks"):
+        create(app, pool_cls=ProcessPool)
 
 
 @pytest.mark.parametrize("greenlets", [False, True])
