@@ -62,7 +62,6 @@ class Archiver:
                         # In turn, as one that is killed again and again has to copy as well.
                         marked = await anext(marking, False)
                         copied = await self._copy(store, QUIET)
-                        await self._prune()
                         if self._told:
                             log.info("deliveries are archived again")
                         self._told = ""
@@ -87,7 +86,6 @@ class Archiver:
             while more:
                 copied = await self._copy(store, 0.0)
                 number, more = number + copied.changes, copied.more
-        await self._prune()
         return number
 
     async def _mark(self, store: JournalStore) -> AsyncGenerator[bool, None]:
@@ -105,7 +103,11 @@ class Archiver:
                 yield True
 
     async def _copy(self, store: JournalStore, age: float) -> Copied:
-        """Copy a batch of those that have not changed for `age` seconds."""
+        """Copy a batch of those that have not changed for `age` seconds.
+
+        First what is too old is removed, as there may be no room otherwise.
+        """
+        await self._prune()
         writing = self._database.writing()
         connection = await asyncio.to_thread(writing.__enter__)
         try:
@@ -121,6 +123,10 @@ class Archiver:
         return Copied(len(changes), len(changes) >= MOST // 2)
 
     async def _prune(self) -> None:
-        if monotonic() - self._pruned >= _PRUNE:
+        if monotonic() - self._pruned < _PRUNE:
+            return
+        self._pruned = monotonic()
+        try:
             await asyncio.to_thread(self._database.prune, time())
-            self._pruned = monotonic()
+        except GatewayError as exc:  # as where a backup has locked it
+            log.warning("what is too old, or too much, stays in the archive: %s", exc)

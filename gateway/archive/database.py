@@ -431,5 +431,6 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     # To set it again takes the lock of who writes.
     if connection.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
         connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+    # `secure_delete`: not every SQLite overwrites what was erased.
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}")

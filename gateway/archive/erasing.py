@@ -40,7 +40,8 @@ LEFT = (
     "answers of tasks that have not ended yet: those that are kept for later tries",
     "messages that no worker has run yet, or that lie in gateway.dead: in RabbitMQ",
     "log lines and traces that were written before, and the log of nginx",
-    "backups, replicas and write-ahead logs of Redis and of the archive's database",
+    "backups, replicas and write-ahead logs of Redis and of the archive's database, and rows that "
+    "PostgreSQL has not vacuumed yet",
 )
 
 

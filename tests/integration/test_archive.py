@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 import redis
+import sqlalchemy as sa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -460,22 +461,23 @@ def test_a_missing_archive_leaves_the_journal(results, capsys):
             archive(config)
 
 
+def archived_row(which: str, ms: int, call: str) -> dict[str, Any]:
+    texts = ("state", "task_id", "identity", "ended_at", "replaying", "error")
+    texts += ("path", "source", "event", "failure")
+    numbers = {"seq": 0, "attempts": 0, "replays": 0, "seconds": 0.0}
+    numbers |= {"status": None, "published": None}
+    own = {"id": which, "ms": ms, "call": call, "about": "{}"}
+    return {**dict.fromkeys(texts, ""), **numbers, **own}
+
+
 def test_what_is_old_or_too_much_is_removed(config):
     day = 86_400_000
     now = 1_700_000_000.0
     database = Database(config.model_copy(update={"archive_days": 30.0}))
     database.migrate()
-    template = dict.fromkeys(("state", "task_id", "identity", "ended_at", "replaying"), "")
-    template |= {"error": "", "about": "{}", "call": "x" * 4_000, "seconds": 0.0, "seq": 0}
-    template |= {"attempts": 0, "replays": 0, "status": None, "published": None}
-    template |= dict.fromkeys(("path", "source", "event", "failure"), "")
     rows = [
-        {
-            **template,
-            "id": f"{age}-{i}",
-            "ms": int(now * 1000) - age * day + i,
-            "call": secrets.token_hex(1_000),  # of which the index of texts has many parts
-        }
+        # Of such a call the index of texts has many parts.
+        archived_row(f"{age}-{i}", int(now * 1000) - age * day + i, secrets.token_hex(1_000))
         for age in (0, 1, 2, 40)
         for i in range(2_000)
     ]
@@ -490,6 +492,42 @@ def test_what_is_old_or_too_much_is_removed(config):
     assert "0" in left and "2" not in left
     number, left_bytes = database.size()
     assert 1_000 < number < 6_000 and left_bytes <= size // 2
+
+
+def test_what_cannot_be_removed_stops_no_copying(config, monkeypatch, caplog):
+    def locked(*_: object) -> None:
+        raise GatewayError("locked")
+
+    monkeypatch.setattr(Database, "prune", locked)
+    written(config, begun("a"))
+    assert archive(config) == 1
+    assert list(stored(config)) == ["a"]
+    assert "stays in the archive: locked" in caplog.text
+
+
+def test_what_is_old_makes_room_where_the_disk_is_full(results, tmp_path):
+    url = f"sqlite:///{tmp_path}/archive.db"
+    config = of(results.url, url).model_copy(update={"archive_days": 1.0})
+    archiver = Archiver(config)
+    database = archiver._database
+
+    def small(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 200")
+
+    sa.event.listen(database._engine, "connect", small)
+    database.migrate()
+    number = 0
+    with pytest.raises(GatewayError, match="full"):
+        while True:
+            with database.writing() as connection:
+                rows = [archived_row(f"{number}", number, secrets.token_hex(10_000))]
+                database.write(connection, rows)
+            number += 1
+    assert number > 1
+
+    written(config, begun("new", secrets.token_hex(10_000)))
+    asyncio.run(archiver.run_once())
+    assert list(stored(config)) == ["new"]
 
 
 def test_lag_and_what_was_missed_are_measured(results, tmp_path, metrics):
@@ -606,6 +644,23 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
         assert int(client.get(f"{config.prefix}{{journal}}:bytes")) < 500
     assert main([*own, "--yes"]) == 0
     assert capsys.readouterr().out.startswith("would be removed: 0 deliveries")
+
+
+def test_what_is_erased_is_not_in_the_file_any_more(tmp_path):
+    file = tmp_path / "archive.db"
+    database = Database(Config(strategy="pika", result_backend="", archive_url=f"sqlite:///{file}"))
+
+    def as_built_elsewhere(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA secure_delete = OFF")
+
+    sa.event.listen(database._engine, "connect", as_built_elsewhere, insert=True)
+    database.migrate()
+    rows = [archived_row(f"{number}", number, f"by erika.{number}") for number in range(40)]
+    with database.writing() as connection:
+        database.write(connection, rows)
+    assert b"erika.7" in file.read_bytes()
+    assert database.erase("nobody", lambda _: False, [each["id"] for each in rows], False) == 40
+    assert b"erika" not in file.read_bytes()
 
 
 @pytest.mark.long
