@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import secrets
+import subprocess
+import sys
 import time
 import tracemalloc
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -35,6 +37,7 @@ from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, En
 from gateway.journal.filter import Filter
 from gateway.journal.store import NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.writing import SizeWatch
+from gateway.stack.server import poll
 from tests import archive_kills
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
@@ -661,6 +664,17 @@ def test_what_is_erased_is_not_in_the_file_any_more(tmp_path):
     assert b"erika.7" in file.read_bytes()
     assert database.erase("nobody", lambda _: False, [each["id"] for each in rows], False) == 40
     assert b"erika" not in file.read_bytes()
+
+
+def test_the_archiver_ends_with_sigterm_also_as_the_first_process(results, tmp_path):
+    file, env = tmp_path / "archive.db", {**os.environ, "GATEWAY_JOURNAL": "10"}
+    argv = [sys.executable, "-m", "gateway", "archive", "--archive-url", f"sqlite:///{file}"]
+    with subprocess.Popen([*argv, "--result-backend", results.url], env=env) as archiver:
+        try:
+            assert poll(file.exists, 60)
+        finally:
+            archiver.terminate()
+    assert archiver.returncode == 0
 
 
 @pytest.mark.long

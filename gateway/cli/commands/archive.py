@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
 
 from gateway import log
 from gateway.cli import configuration
@@ -25,12 +28,21 @@ def run(arguments: argparse.Namespace) -> int:
     # SQLAlchemy is of an extra, which `configure` has looked for.
     from gateway.archive.archiver import Archiver
 
+    archiver = Archiver(config)
     if arguments.once:
-        print(f"{asyncio.run(Archiver(config).run_once())} changes are archived")
+        print(f"{asyncio.run(archiver.run_once())} changes are archived")
         return 0
     listener = log.start(config.log_format)
     try:
-        asyncio.run(Archiver(config).run())
+        asyncio.run(_until_stopped(archiver.run()))
     finally:
         listener.stop()
     return 0
+
+
+async def _until_stopped(work: Coroutine[None, None, None]) -> None:
+    """Run until SIGTERM, which the first process of a container ignores by default."""
+    task = asyncio.create_task(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
