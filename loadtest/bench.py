@@ -16,10 +16,9 @@ from kombu import Connection
 from gateway.stack import StackError, free_port
 from gateway.stack.loopback import accepts
 from gateway.stack.programs import find
-from gateway.stack.stack import nginx_config
 from loadtest.envelope import PLAIN, Envelope
 from loadtest.machine import ROOT
-from loadtest.stack import Measurable, Measured, Stack, measured
+from loadtest.stack import Measurable, Measured, Stack, measured, nginx_config
 
 _ROUTE = """\
 [[routes]]

@@ -1,8 +1,7 @@
-"""Private servers on free loopback ports, for `gateway dev`, the tests and the load test alike.
+"""Private servers on free loopback ports, for `gateway dev`; `loadtest.stack` has further ones.
 
     with Stack() as stack:
-        broker, results = stack.rabbitmq(), stack.redis()
-        stack.worker(broker.url, results.url)
+        broker, results = stack.rabbitmq(), stack.embedded()
         gateway = stack.gateway("--broker", broker.url, "--result-backend", results.url)
 
 All files are below one temporary directory, and no server runs after the end of the `with` block. A
@@ -12,6 +11,6 @@ server is ready when the method that starts it returns.
 from gateway.stack.loopback import free_port
 from gateway.stack.programs import ProgramMissing
 from gateway.stack.server import Server, StackError
-from gateway.stack.stack import RabbitMQ, Stack
+from gateway.stack.stack import Stack
 
-__all__ = ["ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]
+__all__ = ["ProgramMissing", "Server", "Stack", "StackError", "free_port"]

@@ -88,13 +88,13 @@ class Server:
         """Tell whether the process itself is running, and not only a child of it."""
         return self._process.poll() is None
 
-    def wait_ready(self, timeout: float) -> None:
+    def wait_ready(self) -> None:
         """Wait at most `timeout` seconds until the server serves.
 
         Raises StackError, with the end of the log, when it has ended or is not ready in time.
         """
-        if not poll(lambda: not self.alive() or self._is_ready(), timeout):
-            raise StackError(f"{self.name} is not ready after {timeout:g} s{self.tail()}")
+        if not poll(lambda: not self.alive() or self._is_ready(), self._timeout):
+            raise StackError(f"{self.name} is not ready after {self._timeout:g} s{self.tail()}")
         if not self.alive():
             self.kill()  # and wait for the end of its output
             raise StackError(f"{self.name} exited with {self._process.returncode}{self.tail()}")
@@ -136,7 +136,7 @@ class Server:
     def _kill(self, family: list[psutil.Process]) -> None:
         # All of them, because a process that has inherited a listening socket occupies the port.
         def survivors() -> list[psutil.Process]:
-            return [process for process in family if _lives(process)]
+            return [process for process in family if lives(process)]
 
         if self._gone:
             return  # its process id may be another process's by now
@@ -161,15 +161,6 @@ class Server:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    def restart(self) -> None:
-        """Stop it if it runs, start it again with the same command, and wait until it is ready.
-
-        Its ports and data stay the same.
-        """
-        self.stop()
-        self._start()
-        self.wait_ready(self._timeout)
-
     def _succeeded(self) -> bool:
         """Has another process, of somebody else, got this one's id?
 
@@ -177,10 +168,6 @@ class Server:
         then the kernel gives the id to nobody.
         """
         return self._process.poll() is not None and psutil.pid_exists(self.pid)
-
-    def pids(self) -> list[int]:
-        """Return the ids of the process and its descendants that are running."""
-        return [process.pid for process in self.family() if _lives(process)]
 
     def family(self) -> list[psutil.Process]:
         """Return the process and its descendants, including zombies."""
@@ -198,7 +185,7 @@ class Server:
         return family
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
     """Is the process running, and not a zombie?"""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 from gateway.stack import reaper
 from gateway.stack.loopback import accepts, answers_ok, free_port
@@ -26,63 +25,6 @@ _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "L
 
 #: The task of attached workers that describes their app. Its success shows that a worker works.
 DESCRIBE = "gateway.describe"
-
-NGINX_CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-_CTL_TIMEOUT = 60  # seconds for one rabbitmqctl
-
-
-def nginx_config(
-    home: Path, port: int, upstream_ports: Sequence[int], directives: Mapping[str, str]
-) -> str:
-    """Return deploy/nginx.conf with its ports replaced and all its files below `home`.
-
-    `directives` are new values for directives in that file. Raises StackError where the project was
-    installed without the file.
-    """
-    if not NGINX_CONF.exists():
-        raise StackError(f"{NGINX_CONF} is missing: nginx can be started from a checkout only")
-    text = NGINX_CONF.read_text()
-    # All upstream servers get the parameters of the first one in the file.
-    server = re.compile(r"^ *server 127\.0\.0\.1:\d+([^;]*);\n", re.MULTILINE)
-    found = server.search(text)
-    parameters = found[1] if found else ""
-    lines = "".join(f"        server 127.0.0.1:{p}{parameters};\n" for p in upstream_ports)
-    once = iter([lines])
-    text = server.sub(lambda _: next(once, ""), text)
-    text = re.sub(r"\blisten \d+", f"listen 127.0.0.1:{port}", text)
-    for name, value in directives.items():
-        text = re.sub(rf"^( *{name}) [^;]*;", rf"\1 {value};", text, flags=re.MULTILINE)
-    # Workers of another account could not access the private directory, and only root may set the
-    # account.
-    user = "user root;" if os.geteuid() == 0 else ""
-    text = re.sub(r"^user .*;", user, text, flags=re.MULTILINE)
-    for directory in ("/var/log/nginx", "/run"):
-        text = text.replace(f"{directory}/", f"{home}/")
-    # The compiled-in default directories belong to the machine's own nginx.
-    temporary = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    paths = "".join(f"    {name}_temp_path {home}/{name};\n" for name in temporary)
-    return text.replace("http {\n", f"http {{\n{paths}", 1)
-
-
-class RabbitMQ(Server):
-    """A RabbitMQ node."""
-
-    def ctl(self, *args: str) -> str:
-        """Run rabbitmqctl against this node and return its output.
-
-        Raises StackError with its message when it fails, or does not end within 60 s.
-        """
-        argv = [find_rabbitmq("rabbitmqctl"), "-q", *args]
-        command = f"rabbitmqctl {' '.join(args)}"
-        try:
-            done = subprocess.run(
-                argv, env=self.env, capture_output=True, text=True, timeout=_CTL_TIMEOUT
-            )
-        except subprocess.TimeoutExpired as exc:
-            raise StackError(f"{command}: no answer in {_CTL_TIMEOUT} s") from exc
-        if done.returncode:
-            raise StackError(f"{command}: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
 
 
 def rabbitmq_environment(home: Path, port: int, epmd_port: int, config: str) -> dict[str, str]:
@@ -127,7 +69,7 @@ class Stack:
 
     #: The classes of its servers.
     server_class: type[Server] = Server
-    rabbitmq_class: type[RabbitMQ] = RabbitMQ
+    rabbitmq_class: type[Server] = Server
 
     def __init__(
         self, on_line: Callable[[str, str], None] | None = None, silent: Collection[str] = ()
@@ -194,28 +136,25 @@ class Stack:
         )
         self._exit.callback(server.stop)
         try:
-            server.wait_ready(timeout)
+            server.wait_ready()
         except StackError:
             server.kill()
             raise
         return server
 
-    def rabbitmq(self, config: str = "", port: int | None = None) -> RabbitMQ:
+    def rabbitmq(self, config: str = "", port: int | None = None) -> Server:
         """Start a RabbitMQ node; those of one stack can form a cluster.
 
         `config` is added to its rabbitmq.conf.
         """
         command, port = find_rabbitmq("rabbitmq-server"), port or free_port()
-        server = cast(
-            RabbitMQ,
-            self.spawn(
-                "rabbitmq",
-                [command],
-                env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd(), config),
-                ready="Server startup complete",
-                timeout=120,
-                server_class=self.rabbitmq_class,
-            ),
+        server = self.spawn(
+            "rabbitmq",
+            [command],
+            env=rabbitmq_environment(self._home("rabbitmq", port), port, self._epmd(), config),
+            ready="Server startup complete",
+            timeout=120,
+            server_class=self.rabbitmq_class,
         )
         server.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         return server
@@ -229,10 +168,6 @@ class Stack:
             self._epmd_port = port
         return self._epmd_port
 
-    def redis(self, *extra_args: str) -> Server:
-        """Start a redis-server that keeps nothing on disk, with `extra_args` in its command."""
-        return self._redis("redis", find("redis-server", "redis-server"), *extra_args)
-
     def embedded(self, *extra_args: str) -> Server:
         """Start the Redis-protocol server that needs no installation."""
         return self._redis("embedded", find_embedded(), *extra_args)
@@ -245,29 +180,6 @@ class Stack:
         server = self.spawn(name, argv, cwd=home, ready="Ready to accept connections")
         server.url = f"redis://127.0.0.1:{port}/0"
         return server
-
-    def worker(
-        self,
-        broker: str,
-        results: str | None = None,
-        app: str = "appserver",
-        pool: str = "solo",
-        concurrency: int = 1,
-        queues: Sequence[str] = ("celery",),
-        env: Mapping[str, str] | None = None,
-        cwd: Path | str | None = None,
-    ) -> Server:
-        """Start a Celery worker."""
-        node = f"worker-{secrets.token_hex(4)}@localhost"
-        argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", node, "-l", "INFO"]
-        argv += ["-P", pool, "-c", str(concurrency), "-Q", ",".join(queues)]
-        # Events between workers, which are of no use to a single one.
-        argv += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        urls = {"GATEWAY_BROKER_URL": broker}
-        if results is not None:
-            urls["GATEWAY_RESULT_BACKEND"] = results
-        env = {**urls, **(env or {})}
-        return self.spawn("worker", argv, env=env, cwd=cwd, ready=f"{node} ready.")
 
     def attached_worker(
         self, app: str, queues: Sequence[str], env: Mapping[str, str], own_queue: str = ""
@@ -306,20 +218,6 @@ class Stack:
         server = self.spawn("gateway", argv, env=env, ready=serves)
         server.url = f"http://127.0.0.1:{port}"
         server.admin_url = f"http://127.0.0.1:{admin_port}"
-        return server
-
-    def nginx(self, ports: Sequence[int], **directives: str) -> Server:
-        """Start nginx with deploy/nginx.conf in front of the gateways on these ports.
-
-        `directives` are new values for directives in that file.
-        """
-        command, port = find("nginx", "nginx"), free_port()
-        home = self._home("nginx", port)
-        config = home / "nginx.conf"
-        config.write_text(nginx_config(home, port, ports, directives))
-        argv = [command, "-p", str(home), "-e", "stderr", "-c", str(config), "-g", "daemon off;"]
-        server = self.spawn("nginx", argv, ready=lambda: accepts(port))
-        server.url = f"http://127.0.0.1:{port}"
         return server
 
     def _home(self, name: str, port: int) -> Path:

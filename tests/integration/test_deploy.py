@@ -19,7 +19,7 @@ from gateway.config.loading import load
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.stack.programs import find
-from gateway.stack.stack import nginx_config
+from loadtest.stack import nginx_config
 from tests.support.stack import Server, Stack, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_nginx_accepts_the_configuration_that_compose_makes(start, tmp_path, mon
     # and the rest is valid; nobody here could resolve that name.
     edited, config = tmp_path / "edited.conf", tmp_path / "nginx.conf"
     edited.write_text(text.replace("server gateway:8000", "server 127.0.0.1:8000"))
-    monkeypatch.setattr("gateway.stack.stack.NGINX_CONF", edited)
+    monkeypatch.setattr("loadtest.stack.NGINX_CONF", edited)
     config.write_text(nginx_config(tmp_path, 10000, [10001], {}))
     judge(start, config)
 

@@ -18,7 +18,7 @@ import pytest
 from gateway.config.settings import Config
 from gateway.stack.loopback import accepts
 from gateway.stack.server import poll
-from gateway.stack.stack import NGINX_CONF
+from loadtest.stack import NGINX_CONF
 from tests.support.config import route
 from tests.support.http_client import request
 from tests.support.requests import REQUESTS, fetch, is_ready, metric, post, post_all
@@ -178,7 +178,7 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         )
         file = tmp_path / f"{address}.conf"
         file.write_text(text.replace("203.0.113.10", address))
-        monkeypatch.setattr("gateway.stack.stack.NGINX_CONF", file)
+        monkeypatch.setattr("loadtest.stack.NGINX_CONF", file)
         return start(lambda: stack.nginx([upstream.server_port]))
 
     def seen(nginx: Server, *headers: str) -> tuple[str, str]:
@@ -202,7 +202,7 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         assert seen(known) == ("127.0.0.1", "http")
         # Who connects is somebody else, or the file is as it ships: it is whoever connects.
         other = balanced("203.0.113.10")
-        monkeypatch.setattr("gateway.stack.stack.NGINX_CONF", NGINX_CONF)
+        monkeypatch.setattr("loadtest.stack.NGINX_CONF", NGINX_CONF)
         shipped = start(lambda: stack.nginx([upstream.server_port]))
         assert seen(other, *said) == seen(shipped, *said) == ("127.0.0.1", "http")
         upstream.shutdown()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from gateway import stack as servers
 from gateway.stack import reaper
 from gateway.stack.server import poll
+from loadtest import stack as servers
 from tests.support.stack import RabbitMQ, Stack, StackError, free_port
 
 WAIT = "import signal; signal.pause()"
@@ -188,7 +188,7 @@ with Stack() as stack:
 def test_servers_and_directory_go_when_the_owner_is_killed():
     program = """\
 import os, signal, sys
-from gateway.stack import Stack
+from loadtest.stack import Stack
 with Stack() as stack:
     server = stack.spawn("s", ["sleep", "600"])
     server.restart()

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from gateway import stack
 from gateway.stack import ProgramMissing, StackError, free_port
 from gateway.stack.programs import find
+from loadtest import stack
 from loadtest.stack import Measured
-from loadtest.stack import Stack as MeasuredStack
 from tests.support.clock import Clock
 from tests.support.environment import measured
 from tests.support.rabbitmqctl import Rabbitmqctl
@@ -121,7 +120,7 @@ class RabbitMQ(Server, stack.RabbitMQ):
             raise StackError(f"Mnesia's log is not on disk: {answer}")
 
 
-class Stack(MeasuredStack):
+class Stack(stack.Stack):
     """Starts such servers."""
 
     server_class = Server

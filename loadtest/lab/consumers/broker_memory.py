@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu import Connection
 
-from gateway.stack import RabbitMQ
+from loadtest.stack import RabbitMQ
 
 #: Kinds of objects -> how many of them are made, in multiples of the number that is asked for: more
 #: of what is small. Some of what quorum queues need is given back later, so they are
