@@ -33,9 +33,6 @@ def refused(value) -> str:
     return error.value.detail
 
 
-# Results that are answers -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "content_type", "body"),
     [
@@ -84,9 +81,6 @@ plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, a
 @given(st.recursive(plain | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))
 def test_any_json_value_can_be_read_back(value):
     assert json.loads(answered([value]).body) == [value]
-
-
-# The envelope ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,9 +185,6 @@ def test_envelope_that_cannot_be_sent_is_refused(value):
     refused(value)
 
 
-# Results that are none ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "value", [float("nan"), [float("inf")], [b"x"], {"a": {1}}, object(), {("a",): 1}, "\ud800"]
 )
@@ -224,9 +215,6 @@ def test_result_has_a_largest_size(value):
 def test_payload_that_is_no_result_is_unusable(payload):
     with pytest.raises(ResultUnusable, match="cannot be read"):
         answer.of_outcome(decode_result(payload))
-
-
-# Failures -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [FAILURE, REVOKED])

@@ -55,9 +55,6 @@ def message(**options) -> Message:
     return Message("id-1", "oracle.main", "celery", body, DELIVERY, **options)
 
 
-# Tasks ----------------------------------------------------------------------------------
-
-
 def arguments(payload: bytes):
     """Decode a message's body as a worker does."""
     args, kwargs, embed = loads(payload, CONTENT_TYPE, CONTENT_ENCODING, accept={CONTENT_TYPE})
@@ -145,9 +142,6 @@ def test_task_ids_are_unique_uuids_with_a_prefix_of_their_process():
     assert all(str(uuid.UUID(task_id)) == task_id for task_id in ids)
     assert all(task_id.startswith(here.prefix) for task_id in ids)
     assert not there.new().startswith(here.prefix)
-
-
-# Results --------------------------------------------------------------------------------
 
 
 def encoded(backend, result, state=states.SUCCESS) -> bytes:

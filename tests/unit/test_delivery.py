@@ -47,9 +47,6 @@ def test_anything_may_be_sent(text):
     read_prefer(text)
 
 
-# Trace contexts -----------------------------------------------------------------------------------
-
-
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 

@@ -66,9 +66,6 @@ def test_every_line_of_the_gateway_goes_through_it(capfd):
     assert written.count("something else") == 3 * log.MOST
 
 
-# Lines of requests --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("about", "told", "line"),
     [
@@ -87,9 +84,6 @@ def test_a_request_is_one_line_with_the_reason_at_its_end(caplog, about, told, l
     caplog.set_level(logging.INFO, "requests")
     request_log.write(*about, **told)
     assert caplog.messages == [line]
-
-
-# Lines of what operators do -----------------------------------------------------------------------
 
 
 def test_a_filter_is_noted_as_it_is_written_on_the_command_line(caplog):

@@ -375,9 +375,6 @@ def test_a_message_that_was_published_is_counted_with_its_error(counted):
     assert total(text, f"{PUBLISHED}_count", error_type="rejected") == 1
 
 
-# Exemplars ------------------------------------------------------------------------------------
-
-
 def exemplars(totals: Totals) -> dict[tuple[str, str], dict]:
     """Return the exemplars that OpenMetrics shows, by route and bucket."""
     data, content_type = expose(families(totals, OWN), OPEN_METRICS)

@@ -55,9 +55,6 @@ def test_a_quorum_queue_by_default_is_told_where_that_matters():
     assert "quorum" not in classic.remedy
 
 
-# Fair queues ----------------------------------------------------------------------------
-
-
 def test_fair_queues_that_are_missing_are_one_line_that_says_what_to_start():
     (finding,) = judge(dict.fromkeys(NAMES, MISSING), FAIR)
     problem = "there are no such queues; the route / names them"
@@ -145,9 +142,6 @@ def test_a_task_that_workers_of_another_queue_have_names_that_queue(consumed, de
     assert task.remedy == remedy
 
 
-# Names that are similar -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("queue", "consumed", "meant"),
     [
@@ -171,9 +165,6 @@ def test_a_fair_queue_is_not_told_with_those_of_its_own_route():
     inspected = {**dict.fromkeys(NAMES, MISSING), NAMES[0]: Inspected(Seen(1, 0))}
     (finding,) = judge(inspected, FAIR, consumed=("orders",))
     assert "did you mean" not in finding.remedy
-
-
-# Sources --------------------------------------------------------------------------------
 
 
 def test_sources_whose_body_is_not_signed_are_one_warning():

@@ -81,9 +81,6 @@ def test_an_account_without_a_name_is_audited_by_its_number(capsys, monkeypatch)
     assert "audit: mute by 1234567890@" in capsys.readouterr().err
 
 
-# Senders ------------------------------------------------------------------------------------------
-
-
 def test_all_senders_are_listed_with_what_they_need(capsys):
     assert main(["senders"]) == 0
     needs = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())

@@ -48,9 +48,6 @@ def problems(flags=None, environ=None, path=None) -> list[str]:
     return error.value.problems
 
 
-# Order --------------------------------------------------------------------------------
-
-
 def test_refused_requests_have_a_tenth_of_the_journal():
     asked = {"journal": 1_000, "journal_refused": True}
     assert Config(**asked).most_refused == 100
@@ -144,9 +141,6 @@ def test_tls_context_verifies_unless_told_not_to():
     assert Config().tls.context().verify_mode is ssl.CERT_REQUIRED
     lax = Config(tls={"verify": False}).tls.context()
     assert (lax.verify_mode, lax.check_hostname) == (ssl.CERT_NONE, False)
-
-
-# Problems -----------------------------------------------------------------------------
 
 
 def test_all_problems_are_told_together_with_their_places(toml):
@@ -460,9 +454,6 @@ def test_a_file_that_is_missing_is_told_with_what_has_named_it(tmp_path):
     assert problems(path=path) == problems(environ={"GATEWAY_CONFIG": "/other"}, path=path) == flag
 
 
-# Secrets ------------------------------------------------------------------------------
-
-
 def test_secrets_stand_in_the_environment_in_files_or_in_place(toml, tmp_path):
     (tmp_path / "secret").write_text("redis://:from-file@h/0\n")
     path = toml(f"""
@@ -548,9 +539,6 @@ def test_secrets_are_in_no_problem(toml, text):
         texts += [str(chain), repr(chain)]
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
     assert not any(SECRET in text for text in texts)
-
-
-# Limits and ports -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,6 @@ def test_brokers_take_what_kombu_takes():
         assert Connection(url).hostname == "h"
 
 
-# Result stores ------------------------------------------------------------------------------------
-
-
 SENTINELS = "sentinel://user:p%40ss@a:1/3;sentinel://:p%40ss@b;sentinel://c:2?master_name=main"
 
 

@@ -85,9 +85,6 @@ def test_a_replay_whose_route_is_not_known_any_more_is_refused(routes, why):
         aim(entry(), *routes)
 
 
-# What a replay comes to ---------------------------------------------------------------------------
-
-
 ENTRY = Entry({"id": "id", "store": False}, "task", "", "queue", 202, 0.1, b"x" * 1_000)
 
 
@@ -134,9 +131,6 @@ async def test_what_a_replay_comes_to(monkeypatch, uncollected, error, raised):
             found = type(failure)
     assert found is raised
     assert messages() == 0
-
-
-# Several tries ------------------------------------------------------------------------------------
 
 
 class Journal:

@@ -89,8 +89,6 @@ def test_no_path_reaches_a_route_that_it_does_not_spell(text):
     assert text == f"/hook.{params['name']}" and "/" not in params["name"]
 
 
-# Sources and events --------------------------------------------------------------------
-
 GITHUB = {"scheme": "github", "secrets": "s3cret", "pass_headers": ["Authorization"]}
 SOURCES = {"forge": GITHUB}
 

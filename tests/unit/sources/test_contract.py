@@ -41,9 +41,6 @@ def other(character: str) -> str:
     return "b" if character in "aA" else "a"
 
 
-# What is signed -----------------------------------------------------------------------------
-
-
 def test_every_scheme_has_an_example():
     assert sorted(EXAMPLES) == sorted(SCHEMES)
 
@@ -141,9 +138,6 @@ def test_each_byte_of_a_covered_body_counts(scheme):
             source.verify(replace(request, body=body))
 
 
-# Time ---------------------------------------------------------------------------------------
-
-
 @timed
 def test_a_proof_from_another_time_is_unverified(scheme):
     tolerance = receiver(scheme).options.tolerance
@@ -158,9 +152,6 @@ def test_clocks_may_differ_by_the_tolerance(scheme):
     for off in (-299, 299):
         receiver(scheme).verify(send(scheme, at=NOW + off))
         unverified(receiver(scheme, tolerance=298), send(scheme, at=NOW + off))
-
-
-# Secrets ------------------------------------------------------------------------------------
 
 
 @every_scheme
@@ -185,9 +176,6 @@ def test_secrets_do_not_show(scheme):
     with pytest.raises(ValidationError) as error:
         sender(scheme, secrets=[secret, ""], tolerance=-1, nonsense=secret)
     assert secret not in str(error.value)
-
-
-# Habits -------------------------------------------------------------------------------------
 
 
 @every_scheme

@@ -185,9 +185,6 @@ def test_what_is_not_encrypted_is_unverified(body):
     unverified(dingtalk(), replace(send(dingtalk(), EVENT), body=body))
 
 
-# Robots -------------------------------------------------------------------------------------------
-
-
 TEXT = b'{"msgtype":"text","msgId":"msg0","robotCode":"ding1","text":{"content":"hallo"}}'
 
 

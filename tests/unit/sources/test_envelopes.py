@@ -286,12 +286,18 @@ def test_what_is_no_json_object_has_no_fields(body):
 
 def test_the_pointers_of_the_rfc():
     # https://www.rfc-editor.org/rfc/rfc6901#section-5
-    document = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "m~n": 8, " ": 7}
+    document = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "m~n": 8, " ": 7, "~1": 9}
     expected = {"": document, "/foo": ["bar", "baz"], "/foo/0": "bar", "/": 0, "/a~1b": 1}
-    expected |= {"/c%d": 2, "/m~0n": 8, "/ ": 7}
+    expected |= {"/c%d": 2, "/m~0n": 8, "/ ": 7, "/~01": 9}
     assert {text: at(document, pointer(text)) for text in expected} == expected
 
 
-@pytest.mark.parametrize("text", ["/none", "/foo/2", "/foo/-", "/foo/٣", "/foo/bar", "/foo/0/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/none", "/foo/2", "/foo/-", "/foo/-1", "/foo/99999999999", "/foo/٣", "/foo/bar",
+        "/foo/0/x",
+    ],
+)  # fmt: skip
 def test_a_pointer_to_nothing(text):
     assert at({"foo": ["bar", "baz"]}, pointer(text)) is None

@@ -231,9 +231,8 @@ def test_a_try_with_another_time_is_the_same_delivery(scheme):
             "signature": {"timestamp": time, "token": f"t{time}"},
             "event-data": {"id": "E1", "n": number},
         }  # fmt: skip
-        return source.verify(
-            received(source.sign(Draft(json.dumps(message).encode(), URL, at)))
-        ).identity
+        signed = source.sign(Draft(json.dumps(message).encode(), URL, at))
+        return source.verify(received(signed)).identity
 
     assert identity(NOW, 1) == identity(NOW + 60, 1) != identity(NOW, 2)
 
@@ -257,11 +256,8 @@ def test_no_handshake_sends_more_headers_than_it_has(query):
 
 
 def test_a_signed_handshake_is_answered_with_the_key_that_signed_it():
-    found = own(
-        secrets=["old", "new"],
-        handshakes=[{"when": {"json:/a": "b"}, "body": "{hmac:json:/a}"}],
-    )
-    body = b'{"a":"b"}'
+    signed = {"when": {"json:/a": "b"}, "body": "{hmac:json:/a}"}
+    found, body = own(secrets=["old", "new"], handshakes=[signed]), b'{"a":"b"}'
     proof = hmac.digest(b"new", body, "sha256").hex()
     answer = found.verify(received(Signed(body, {"X-Sig": proof}))).challenge
     assert answer.body.decode() == hmac.digest(b"new", b"b", "sha256").hex()
@@ -304,11 +300,10 @@ def test_nothing_moves_from_the_body_into_the_id(block, id_header):
     body = f"1.{time}.2".encode()
     headers = found.sign(Draft(body, URL, NOW, identity="i")).headers
     headers[id_header] = "i"
-    text = b".".join([b"i", *([time.encode()] if "time" in block else []), body])
-    headers["X-Sig"] = hmac.digest(b"key", text, "sha256").hex()
+    head, moved = (f"i.{time}.", "2") if "time" in block else ("i.", f"{time}.2")
+    headers["X-Sig"] = hmac.digest(b"key", head.encode() + body, "sha256").hex()
     assert found.verify(received(Signed(body, headers)))
-    inside = b".".join([b"i", *([time.encode()] if "time" in block else []), b"1"]).decode()
-    moved = f"{time}.2" if "time" not in block else "2"
+    inside = f"{head}1"
     with pytest.raises(Unverified, match=r"contains '\.', which ends it"):
         found.verify(received(Signed(moved.encode(), {**headers, id_header: inside})))
 
@@ -323,10 +318,8 @@ def test_of_members_with_one_name_the_last_counts_for_every_reader(event):
 
 @pytest.mark.parametrize(
     ("scheme", "error"),
-    [
-        ("dingtalk", BadRequest), ("feishu", SignatureMissing), ("wecom", BadRequest),
-    ],
-)  # fmt: skip
+    [("dingtalk", BadRequest), ("feishu", SignatureMissing), ("wecom", BadRequest)],
+)
 def test_no_large_envelope_is_parsed_without_a_signature(monkeypatch, scheme, error):
     monkeypatch.setattr(reading.json, "loads", lambda *_, **__: pytest.fail("was parsed"))
     monkeypatch.setattr(reading, "_decode_loosely", lambda _text: pytest.fail("was parsed"))
@@ -427,10 +420,7 @@ def test_a_text_like_the_sign_for_a_key_is_a_text():
 
 
 def test_what_is_required_of_a_value_that_is_not_there_is_not_met():
-    source = own(
-        signature="header:x-sig", id=["header:x-id", "header:y-id"],
-        require={"header:z": "{id}"},
-    )  # fmt: skip
+    source = own(id=["header:x-id", "header:y-id"], require={"header:z": "{id}"})
     signed = source.sign(Draft(b"{}", URL, NOW))
     without = {name: text for name, text in signed.headers.items() if name.lower() == "x-sig"}
     unverified(source, received(replace(signed, headers={**without, "z": "some"})))

@@ -29,9 +29,6 @@ def challenge(scheme: str, body) -> Answer | None:
     return receiver(scheme).verify(send(scheme, body)).challenge
 
 
-# Slack --------------------------------------------------------------------------------------
-
-
 def test_slack_gets_its_challenge_back():
     body = {"token": "t", "challenge": "3eZbrw1aBm2rZgRNFdxV", "type": "url_verification"}
     assert challenge("slack", body) == Answer(200, TEXT, b"3eZbrw1aBm2rZgRNFdxV")
@@ -53,9 +50,6 @@ def test_nothing_else_comes_from_slack_without_a_signature(body):
     unverified(receiver("slack"), post("", body))
 
 
-# Discord ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "answer"),
     [
@@ -72,9 +66,6 @@ def test_discord_gets_a_pong_for_either_ping(body, answer):
 def test_discords_probes_with_a_wrong_signature_are_unverified():
     request = send("discord", b'{"type":1}')
     unverified(receiver("discord"), replace(request, body=b'{"type":1} '))
-
-
-# Meta ---------------------------------------------------------------------------------------
 
 
 def meta(**changes: str) -> str:
@@ -104,9 +95,6 @@ def test_meta_without_a_token_configured_has_no_handshake():
     with pytest.raises(MethodNotAllowed) as error:
         get(receiver("meta", verify_token=None), meta(verify_token=""))
     assert error.value.headers == {"Allow": "POST"}
-
-
-# X ------------------------------------------------------------------------------------------
 
 
 def test_x_gets_its_token_signed():

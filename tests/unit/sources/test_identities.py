@@ -337,7 +337,6 @@ AUTHORIZED = {
         ("telegram", {}, {}, "", ""),
         ("meta", {}, feed("feed"), DIGEST, "page.feed"),
         ("meta", {}, feed("feed", "feed"), DIGEST, "page.feed"),
-        ("meta", {}, feed("feed", "mention"), DIGEST, "page.feed,page.mention"),
         ("meta", {}, {"object": "page", "entry": [{"messaging": [{}]}]}, DIGEST, "page"),
         ("meta", {}, {"entry": None}, DIGEST, ""),
         ("meta", {}, [1], DIGEST, ""),

@@ -86,9 +86,6 @@ def test_what_nobody_signed_is_refused(scheme, data, body, query, path):
         receiver(scheme).verify(Request("POST", path, query, headers, body, "", 0.0, NOW))
 
 
-# Handshakes ---------------------------------------------------------------------------------
-
-
 HANDSHAKES = ["hub.mode", "hub.verify_token", "hub.challenge", "crc_token", "signature"]
 HANDSHAKES += ["msg_signature", "timestamp", "nonce", "echostr"]
 

@@ -56,9 +56,6 @@ def accepted(scheme: str, source: Source, signed: Signed) -> None:
             unverified(source, replace(request, body=body))
 
 
-# standardwebhooks ---------------------------------------------------------------------------
-
-
 @given(keys, ids, times, texts)
 def test_standard_webhooks_verifies_what_its_library_signs(key, identity, time, body):
     secret = "whsec_" + base64.b64encode(key).decode()
@@ -96,9 +93,6 @@ def test_standard_webhooks_v1a_agrees_with_libsodium(seed, identity, time, body)
     key.verify_key.verify(message, base64.b64decode(signature))
 
 
-# stripe -------------------------------------------------------------------------------------
-
-
 @given(secrets, times, objects)
 def test_stripe_verifies_what_its_library_signs(secret, time, body):
     header = WebhookSignature.generate_signature_header(body, secret, time)
@@ -113,9 +107,6 @@ def test_stripes_library_verifies_what_we_sign(secret, time, body):
     assert WebhookSignature.verify_header(signed.body, header, secret)
     with pytest.raises(SignatureVerificationError):
         WebhookSignature.verify_header(signed.body + b" ", header, secret)
-
-
-# slack_sdk ----------------------------------------------------------------------------------
 
 
 class Clock:
@@ -137,9 +128,6 @@ def test_slack_agrees_with_its_library(secret, time, body):
     assert not library.is_valid_request(signed.body + b" ", signed.headers)
 
 
-# PyNaCl -------------------------------------------------------------------------------------
-
-
 @given(seeds, times, objects)
 def test_discord_agrees_with_libsodium(seed, time, body):
     message = f"{time}{body}".encode()
@@ -155,9 +143,6 @@ def test_discord_agrees_with_libsodium(seed, time, body):
     VerifyKey(public(seed)).verify(message, signature)
     with pytest.raises(BadSignatureError):
         VerifyKey(public(seed)).verify(message + b" ", signature)
-
-
-# Documentation ------------------------------------------------------------------------------
 
 
 def as_documented(scheme: str, secret: str, body: bytes) -> dict[str, str]:
@@ -195,9 +180,6 @@ def test_tokens_are_sent_as_documented(scheme, header, data):
     assert source.verify(received(Signed(b"{}", {header: on_the_wire}))).body == b"{}"
     assert source.sign(Draft(b"{}", URL, NOW)).headers == {header.lower(): on_the_wire}
     unverified(source, received(Signed(b"{}", {header: on_the_wire + "-"})))
-
-
-# twilio -------------------------------------------------------------------------------------------
 
 
 class Form(list):

@@ -46,9 +46,6 @@ BODY = json.dumps({"ToUserName": "gh_97417a04a28d", "Encrypt": SECURE["encrypt"]
 AT = float(SECURE["timestamp"])
 
 
-# The published requests ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{"secrets": "AAAAA"}, SAFE], ids=["plain", "safe"])
 def test_the_handshake_is_answered_by_its_echostr(options):
     echostr = VECTORS["wechat-get"]["echostr"]
@@ -103,9 +100,6 @@ def test_a_timestamp_is_in_seconds():
     query = {"timestamp": time, "nonce": "1", "signature": signature("AAAAA", time, "1")}
     for at in (AT, AT * 1000):
         unverified(source("wechat", secrets="AAAAA"), post(query, b"<xml/>", at))
-
-
-# Modes --------------------------------------------------------------------------------------
 
 
 def test_a_secure_message_may_lack_the_signature_that_is_not_its_own():
@@ -195,8 +189,6 @@ def test_wrong_options_are_refused(options):
     with pytest.raises(ValidationError):
         safe(**options)
 
-
-# Nothing but 400 and 401 --------------------------------------------------------------------
 
 queries = st.text(max_size=80) | st.dictionaries(
     st.sampled_from([*POST, "echostr"]), st.sampled_from([*POST.values(), "", "ü", "17e9"])

@@ -193,9 +193,6 @@ def test_any_text_arrives(text, as_json):
         assert (content or "") == text
 
 
-# Rotation -----------------------------------------------------------------------------------
-
-
 @given(
     st.lists(tokens, min_size=1, max_size=3, unique=True),
     st.lists(aes_keys, min_size=1, max_size=3, unique_by=lambda key: key[:42]),
@@ -224,9 +221,6 @@ def test_no_two_replies_have_a_nonce_in_common():
     assert (
         len({body["Nonce"] for body in bodies}) == len({body["Encrypt"] for body in bodies}) == 50
     )
-
-
-# Messages -----------------------------------------------------------------------------------------
 
 
 def known(**fields):

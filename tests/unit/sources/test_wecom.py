@@ -58,9 +58,6 @@ def sealed(message: bytes, receive_id: str = OPTIONS["receive_id"]) -> dict[str,
     return {**query, "echostr": found.encrypted}
 
 
-# Handshake ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("echostr", [b"1616140317555161061", b'\xef\xbb\xbf"x"\r\n', b"", b"\xff"])
 def test_the_handshake_is_answered_by_exactly_what_was_encrypted(echostr):
     answer = wecom().handshake(get({**sealed(echostr), "more": "1"}))
@@ -92,9 +89,6 @@ def test_the_handshake_is_wechatpys(text):
     query = sealed(text.encode())
     parts = [query[name] for name in ("msg_signature", "timestamp", "nonce", "echostr")]
     assert library().check_signature(*parts).encode() == wecom().handshake(get(query)).body
-
-
-# Messages -----------------------------------------------------------------------------------
 
 
 def test_a_message_has_its_type_and_its_account():
