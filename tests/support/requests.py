@@ -117,7 +117,7 @@ def counted(metrics: Metrics, name: str, **labels: object) -> float:
     """Return the same of what a process has counted; a histogram's observations."""
     wanted = {label: str(value) for label, value in labels.items()}.items()
     return sum(
-        value
-        for (series, given), value in Reader(metrics.map).totals().values.items()
-        if series in (name, f"{name}_bucket") and wanted <= dict(given).items()
+        sum(values[: len(bounds) or 1])
+        for (series, given, bounds), values in Reader(metrics.map).totals().values.items()
+        if series == name and wanted <= dict(given).items()
     )
