@@ -13,6 +13,7 @@ import tracemalloc
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.api.schema import WholeDelivery
+from gateway.admin.pages.view import View
 from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
@@ -460,6 +462,10 @@ def test_a_missing_archive_leaves_the_journal(results, capsys):
 
         (problem,) = asyncio.run(problems())
         assert "see archive_url" in problem and "secret" not in problem
+        # Pages that show some of the newest ones say so, too.
+        page: Any = SimpleNamespace(config=config)
+        entries, told = asyncio.run(View.latest(page, Filter(), 9, 1.0))
+        assert ([each.id for each in entries], told) == (["a"], problem)
         with pytest.raises(GatewayError, match="see archive_url"):
             archive(config)
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -19,12 +19,12 @@ from tornado.web import HTTPError
 
 from gateway import __version__
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.operations import APIError
+from gateway.admin.api.operations import APIError, newest
 from gateway.admin.api.schema import One
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import Asked, Recent
 from gateway.archive.reading import reading
-from gateway.clock import monotonic, time
+from gateway.clock import time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.history.gateways import Gateways
@@ -175,22 +175,13 @@ class View(Guarded):
 
         The text is empty where they could be read.
         """
-        found: list[Entry] = []
         if not (self.config.journal or self.config.archive):
-            return found, ""
-        end = monotonic() + seconds
+            return [], ""
         try:
-            async with (
-                reading(self.config) as reader,
-                aclosing(reader.find(wanted, patience=seconds)) as entries,
-            ):
-                async for entry in entries:
-                    found.append(entry)
-                    if len(found) == most or monotonic() > end:
-                        break
-            return found, ""
+            found, _, reader = await newest(self.config, wanted, "", 1, most, seconds)
         except GatewayError as exc:
-            return found, str(exc)
+            return [], str(exc)
+        return found, "; ".join(reader.problems)
 
     async def get(self, *path: str) -> None:
         await self.served(self._show(path))

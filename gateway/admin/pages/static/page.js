@@ -3,7 +3,6 @@
 "use strict";
 
 const EVERY = 3000; // milliseconds between two looks for what has changed
-const MOST = 50; // rows that are fetched at once
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const one = (selector, root = document) => root.querySelector(selector);
 
@@ -79,7 +78,7 @@ async function refresh() {
   const known = new Set(all("[data-row]", rows).map(row => row.id));
   const isAll = all("[data-row]", fresh).every(row => !known.has(row.id));
   newer.hidden = number === 0;
-  one("span", newer).textContent = isAll && number >= MOST ? `${number} or more` : number;
+  one("span", newer).textContent = isAll ? `${number} or more` : number;
 }
 
 async function follow() {
