@@ -92,9 +92,9 @@ class Child:
         return {"connections": self._server.connections, **self._relay.held()}
 
     async def run(self, control: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+        # Ctrl-C in a terminal does not come here, and a second SIGTERM means nothing: the parent
+        # counts its own signals, and kills its children at the second.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.set)
         reader, writer = await asyncio.open_connection(sock=control)
         answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._relay.start()
@@ -138,11 +138,6 @@ class Child:
             if self._stopping.is_set():
                 return
             await asyncio.sleep(0.01)
-
-    def _stop(self) -> None:
-        # Ctrl-C in a terminal signals this process as well as its parent, so a second signal means
-        # nothing here. The parent counts its own signals, and kills its children at the second.
-        self._stopping.set()
 
     async def _answer_parent(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -203,8 +198,6 @@ def _give_memory_back() -> None:
 
 
 def main() -> None:
-    # It is meant for the parent, which reloads; a whole group of processes may get it.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _give_memory_back()
     control = socket.socket(fileno=int(sys.argv[1]))
     start = receive(control)

@@ -62,6 +62,9 @@ class ChildHandle:
         fds = [s.fileno() for s in self._sockets]
         argv = [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())]
         argv += self.config.strategy_info.patches.split()
+        # A whole group of processes may get them, which are meant for the parent. What is blocked
+        # here stays so in the child, from its first moment to its last.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *argv, pass_fds=[theirs.fileno(), self.counters.fileno(), *fds]
@@ -72,6 +75,7 @@ class ChildHandle:
             raise
         finally:
             theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE)
         start = write(Start(self.config, fds, self.counters.fileno()))
         self._writer.write(HEAD.pack(len(start)) + start)

@@ -52,6 +52,7 @@ class Supervisor:
         self._keepers = Tasks()
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._reload_waits = False
         #: The living children, and what the dead ones have counted.
         self.children: list[ChildHandle] = []
         self.gone = Totals()
@@ -65,6 +66,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
         _raise_file_limit()
         async with self._reloading:
             for _ in range(self.config.processes):
@@ -162,7 +164,13 @@ class Supervisor:
         return child
 
     async def _reload(self) -> None:
+        if self._reload_waits:
+            return  # what has not begun yet will read the same
+        self._reload_waits = True
         async with self._reloading:
+            self._reload_waits = False
+            if self._stopping.is_set():
+                return
             self._manager.reloading()
             await self._replace()
             self._manager.tell("READY=1")

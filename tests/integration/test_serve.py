@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gateway import __version__
@@ -557,6 +558,41 @@ def test_killed_childs_successor_is_not_doubled_by_a_hangup(one):
     pause_is_over = time.monotonic() + 2
     until(lambda: len(children(one)) > 1 or time.monotonic() > pause_is_over)
     assert len(children(one)) == 1
+
+
+def test_signals_to_a_whole_group_are_the_parents_from_the_first_moment(tmp_path):
+    """Ctrl-C and a hangup end no child that is still loading, and a hangup ends no parent."""
+    config, log = tmp_path / "gateway.toml", tmp_path / "log"
+    config.write_text(ROUTE)
+    nobody = ["--broker", "amqp://127.0.0.1:1", "--result-backend", "redis://127.0.0.1:1/0"]
+    argv = [*GATEWAY, "serve", *nobody, "--config", str(config)]
+    argv += ["--port", str(free_port()), "--admin-port", "0"]
+
+    def waits_for_hangups() -> bool:
+        status = Path(f"/proc/{parent.pid}/status").read_text()
+        (blocked,) = re.findall(r"^SigBlk:\s*(\w+)", status, re.M)
+        return bool(int(blocked, 16) & 1 << signal.SIGHUP - 1)
+
+    with (
+        log.open("w") as file,
+        subprocess.Popen(argv, stdout=file, stderr=file, env=inherited()) as parent,
+    ):
+        try:
+            family = psutil.Process(parent.pid)
+            until(lambda: waits_for_hangups() or family.children())
+            parent.send_signal(signal.SIGHUP)
+            until(family.children)
+            first = family.children()[0]
+            for number in (signal.SIGINT, signal.SIGHUP):
+                first.send_signal(number)
+            until(lambda: "reloading: replacing 1 children" in log.read_text())
+            until(lambda: log.read_text().count("serving with the strategy") == 2)
+            assert first.is_running()
+        finally:
+            parent.terminate()
+    said = log.read_text()
+    assert parent.returncode == 0
+    assert "ended with exit code" not in said and "Traceback" not in said
 
 
 # Stopping ---------------------------------------------------------------------------------
