@@ -20,6 +20,7 @@ import yaml
 from appserver.queues import named_queues
 from gateway.config.loading import load
 from gateway.config.settings import Config
+from gateway.process.child_handle import START_TIMEOUT
 from tests.integration.test_deploy import SERVICES, assert_command_exists
 
 ROOT = Path(__file__).parents[2]
@@ -194,11 +195,16 @@ def test_the_gateway_is_asked_and_reached_where_it_listens_and_has_time_to_end()
     (container,) = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"http": config.port, "admin": config.admin_port}
-    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("readiness", "liveness")}
+    kinds = ("startup", "readiness", "liveness")
+    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in kinds}
     assert probes == {
+        "startup": {"path": "/healthz", "port": "admin"},
         "readiness": {"path": "/readyz", "port": "admin"},
         "liveness": {"path": "/healthz", "port": "admin"},
     }
+    # None is killed that still loads.
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > START_TIMEOUT
     (service,) = objects("Service").values()
     assert service["spec"]["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
     assert service["spec"]["selector"].items() <= labels_of("hooks-gateway").items()
