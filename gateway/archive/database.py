@@ -20,7 +20,7 @@ from gateway.archive.tables import DELIVERIES, LONGEST, METADATA, entry, like, s
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.entry import GONE, Entry, order
+from gateway.journal.entry import GONE, Entry, ms_of, order
 from gateway.journal.filter import Filter, folded
 from gateway.journal.store import Version
 
@@ -371,9 +371,9 @@ def _has_id(text: str) -> Iterator[sa.ColumnElement[bool]]:
 def _within(wanted: Filter) -> Iterator[sa.ColumnElement[bool]]:
     """Yield what a filter demands of the time."""
     if wanted.until is not None:
-        yield DELIVERIES.c.ms <= int(wanted.until.timestamp() * 1000)
+        yield DELIVERIES.c.ms <= ms_of(wanted.until)
     if wanted.since is not None:
-        yield DELIVERIES.c.ms >= int(wanted.since.timestamp() * 1000)
+        yield DELIVERIES.c.ms >= ms_of(wanted.since)
 
 
 def _older(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.journal.entry import Entry, order
+from gateway.journal.entry import Entry, ms_of, order
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader
 from gateway.journal.store import JournalStore
@@ -175,7 +175,7 @@ async def _chosen(
     entries: Mapping[str, Entry | None], wanted: Filter, before: str
 ) -> AsyncGenerator[Entry, None]:
     """Yield those that are within the times of `wanted` and older than `before`, newest first."""
-    since, until = (each and int(each.timestamp() * 1000) for each in (wanted.since, wanted.until))
+    since, until = (each and ms_of(each) for each in (wanted.since, wanted.until))
     last = (math.inf,) if until is None else (until, math.inf)
     found = [(order(each.position), each) for each in entries.values() if each is not None]
     for place, each in sorted(found, key=itemgetter(0), reverse=True):

@@ -33,8 +33,9 @@ from gateway.config.notify import Notify
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.http_client import HttpClient, Response
+from gateway.journal.group_store import MINUTES
 from gateway.journal.groups import MUTED, RESOLVED, Group
-from gateway.journal.store import MINUTES, JournalStore
+from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 from gateway.sources.base import Draft
 

@@ -15,7 +15,9 @@ sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-an
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
@@ -25,6 +27,8 @@ from gateway.celery_message import DEFAULTS, Message, MessageOptions
 from gateway.clock import time
 from gateway.delivery import identity_digest
 from gateway.outcome import FAILURE, SUCCESS, Outcome
+
+log = logging.getLogger(__name__)
 
 #: Published or about to be, and not answered yet.
 RECEIVED = "received"
@@ -192,7 +196,7 @@ class Entry:
         return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
 
 
-def checked(entry: Entry) -> Entry:
+def _checked(entry: Entry) -> Entry:
     """Return an entry that was read; raises one of `DAMAGED` where it is not as it was written."""
     delivery, request, runs = entry.delivery, entry.request, entry.runs
     objects = [delivery, request, entry.options, delivery.get("params", {}), *runs]
@@ -240,6 +244,57 @@ def known(about: str) -> dict[str, Any]:
 def order(position: str) -> tuple[int, ...]:
     """Return by what positions are ordered: two numbers; for an empty one, none."""
     return tuple(map(int, position.split("-"))) if position else ()
+
+
+def stored(delivery_id: str, flat: Sequence[bytes], position: str = "") -> Entry | None:
+    """Return the entry whose hash has these fields, each before its value.
+
+    None: it is gone, or cannot be read.
+    """
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    try:
+        entry = _checked(_entry(fields, position)) if fields else None
+        if entry is not None and delivery_id not in ("", entry.id):
+            raise ValueError(f"it is said to be {entry.id}")
+        return entry
+    except DAMAGED as exc:
+        which = delivery_id or f"at {position}"
+        log.warning("the delivery %s in the journal is damaged, and is left out: %r", which, exc)
+        return None
+
+
+def _entry(fields: Mapping[bytes, bytes], position: str) -> Entry:
+    texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
+    status, published = texts.get("status"), texts.get("published")
+    position = position or texts["position"]
+    about = known(texts["about"])
+    if "received_at" not in about["delivery"]:
+        ms, _ = order(position)
+        received = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+        about["delivery"]["received_at"] = received
+    return Entry(
+        **about,
+        call=fields.get(b"call", b""),
+        task_id=texts["task_id"],
+        status=None if status is None else int(status),
+        seconds=float(texts.get("seconds", 0.0)),
+        published=float(published) if published else None,
+        attempts=int(texts.get("attempts") or 0),
+        error=texts.get("error", ""),
+        state=texts["state"],
+        ended_at=texts.get("ended_at", ""),
+        replays=int(texts.get("replays", 0)),
+        replaying=texts.get("replaying", ""),
+        position=position,
+        begun_at=texts.get("begun_at", ""),
+        late_at=texts.get("late_at", ""),
+        runs=json.loads(texts.get("runs") or "[]"),
+    )
+
+
+def ms_of(when: datetime) -> int:
+    """Return a time as positions have it: milliseconds since the epoch."""
+    return max(int(when.timestamp() * 1000), 0)
 
 
 def iso_now() -> str:

@@ -7,7 +7,10 @@ number, ``{id}`` for a word with digits, ``{text}`` for what is quoted, ``{addre
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -15,7 +18,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gateway.errors import ResultUnusable, TaskFailed
-from gateway.journal.entry import DEAD_LETTERED, EXPIRED, FAILED, Entry
+from gateway.journal.entry import DAMAGED, DEAD_LETTERED, EXPIRED, FAILED, Entry
+
+log = logging.getLogger(__name__)
 
 #: The states of deliveries that are in a group.
 FAILURES = frozenset((FAILED, DEAD_LETTERED, EXPIRED))
@@ -118,6 +123,23 @@ class Group:
 
 def _iso(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") if ms else ""
+
+
+def stored(flat: Sequence[bytes], now: int) -> Group | None:
+    """Return the group whose hash has these fields, each before its value; None: it is damaged."""
+    words = [each.decode(errors="replace") for each in flat]
+    texts = dict(zip(words[::2], words[1::2], strict=True))
+    own = ("count", "first", "last", "muted", "resolved", "again")
+    try:
+        hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
+        numbers = {name: int(texts.get(name, 0)) for name in own}
+        about = About(*json.loads(texts["about"])[: len(About._fields)])
+        group = Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
+        group.as_object()
+    except (*DAMAGED, OverflowError) as exc:
+        log.warning("a group of failures in the journal is damaged, and is left out: %r", exc)
+        return None
+    return group
 
 
 def group_of(entry: Entry) -> About | None:

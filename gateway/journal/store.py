@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
-from gateway.clock import monotonic, time
+from gateway.clock import monotonic
 from gateway.config.settings import REFUSED_BYTES, Config
 from gateway.errors import GatewayError, StoreError
-from gateway.journal import group_scripts, scripts
+from gateway.journal import scripts
 from gateway.journal.entry import (
-    DAMAGED,
     LATE,
     RECEIVED,
     REFUSED,
     RUNNING,
     End,
     Entry,
-    checked,
     iso_now,
-    known,
-    order,
+    ms_of,
+    stored,
 )
 from gateway.journal.filter import ALL, Filter
-from gateway.journal.groups import DAY, HOUR, MOST, About, Group, group_of
+from gateway.journal.group_store import GroupStore
 from gateway.journal.pages import PAGE, sought
 from gateway.journal.reading import Reader
+from gateway.journal.scripts import Keys
 from gateway.stores import result_store, state_store
 from gateway.stores.pipeline import ASKING
 from gateway.stores.result_store import Ask
 from gateway.stores.state_store import StateStore
-
-log = logging.getLogger(__name__)
 
 #: What an entry's position matches; it may be empty. Positions are compared as two numbers.
 POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
@@ -47,9 +42,6 @@ POSITION = r"^([0-9]{1,15}-[0-9]{1,15})?$"
 #: Milliseconds after a delivery is written, or a replay of it has ended, until the first look for
 #: the end of its task.
 FIRST_LOOK = 1_000
-
-#: Minutes for which routes' shares of failures are reckoned, and answers below which they are not.
-MINUTES, LEAST = 10, 20
 
 #: How a delivery was answered, as texts: status (empty: not yet), seconds, seconds until its
 #: message was published, error, attempts; the last three are empty where there are none.
@@ -114,68 +106,16 @@ class Change(NamedTuple):
     gone: bool
 
 
-class Failing(NamedTuple):
-    """A delivery that has failed, and is not counted; ``ms`` since the epoch is when it has.
-
-    ``about`` is what its group has in common; None: it has none, as it is gone or runs again.
-    """
-
-    id: str
-    ms: int
-    about: About | None
-
-
 _SILENCE = 15.0  # seconds without a change after which Redis is asked whether it is there
 #: Deliveries a query, and bytes of their calls: with more, the other clients of Redis would wait.
 _PAGE, _CALLS = 100, 262_144
 _LOOKED = 250  # deliveries that a query looks at, where not all are looked for
 _ENDING = 2.0  # seconds for a replay beside those until it is confirmed
-_GROUPS = 100  # groups a query
-
-
-class Keys:
-    """The keys of one deployment; `scripts` and `group_scripts` say what they have.
-
-    With `part`, which ends with a colon, they are those of another journal with the same channel.
-    """
-
-    def __init__(self, config: Config, part: str = ""):
-        # In a cluster the whole journal is on one node, by the tag in braces.
-        prefix = f"{config.prefix}{{journal}}:"
-        self.changes = f"{prefix}changes"
-        prefix += part
-        self.deliveries = f"{prefix}deliveries"
-        self.refused = f"{prefix}refused"
-        self.open = f"{prefix}open"
-        self.bytes = f"{prefix}bytes"
-        self.failing = f"{prefix}failing"
-        self.changed = f"{prefix}changed"
-        self.missed = f"{prefix}missed"
-        self.absent = f"{prefix}absent"
-        self.counts = f"{prefix}counts"
-        self.groups = f"{prefix}groups"
-        self.news = f"{prefix}news"
-        self.told = f"{prefix}told"
-        self.rates = f"{prefix}rates"
-        #: What the key of each delivery begins with.
-        self.prefix = f"{prefix}delivery:"
-        #: What the key of each group begins with.
-        self.group = f"{prefix}group:"
-        #: Those that each script gets (`scripts.script`).
-        self.all = (
-            self.deliveries, self.refused, self.open, self.bytes, self.failing, self.changed,
-            self.missed, self.absent,
-        )  # fmt: skip
-
-    def of(self, delivery_id: str) -> str:
-        return self.prefix + delivery_id
-
-
 #: An entry's id, state, task id, and how often it was replayed.
 Version = tuple[str, str, str, str]
 
 
-class JournalStore(Reader):
+class JournalStore(GroupStore, Reader):
     """Keeps the entries of the journal in the Redis of the claims, 6.2 or newer.
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
@@ -325,7 +265,7 @@ class JournalStore(Reader):
 
     async def get(self, delivery_id: str) -> Entry | None:
         """Return one entry by its id, in a time that does not depend on the number of entries."""
-        return _read(delivery_id, await self._run("HGETALL", self._keys.of(delivery_id)))
+        return stored(delivery_id, await self._run("HGETALL", self._keys.of(delivery_id)))
 
     async def entries(
         self, calls: bool, wanted: Filter = ALL, before: str = ""
@@ -337,13 +277,13 @@ class JournalStore(Reader):
         message have their place among deliveries. What is removed meanwhile is left out.
         """
         which = sought(wanted)
-        newest = f"({before}" if before else str(_ms(wanted.until)) if wanted.until else "+"
-        oldest = str(_ms(wanted.since)) if wanted.since else "-"
+        newest = f"({before}" if before else str(ms_of(wanted.until)) if wanted.until else "+"
+        oldest = str(ms_of(wanted.since)) if wanted.since else "-"
         most, some = _LOOKED if any(which) else _PAGE, _CALLS if calls else 0
         about = (most, _PAGE, some, REFUSED_BYTES, *which)
         while page := await self._eval(PAGE, newest, oldest, *about):
             for position, flat in page:
-                if (entry := _read("", flat, position.decode())) is not None:
+                if (entry := stored("", flat, position.decode())) is not None:
                     yield entry
             newest = f"({page[-1][0].decode()}"
 
@@ -390,7 +330,7 @@ class JournalStore(Reader):
         changes = []
         for delivery_id, mark, flat in found:
             which = delivery_id.decode()
-            changes.append(Change(which, mark, _read(which, flat), not flat))
+            changes.append(Change(which, mark, stored(which, flat), not flat))
         return changes
 
     async def archived(self, changes: Sequence[Change]) -> None:
@@ -429,98 +369,6 @@ class JournalStore(Reader):
         """Remove a delivery, which `entries` or `get` has returned; tell whether it was there."""
         return bool(await self._eval(scripts.ERASE, entry.id, entry.position))
 
-    async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
-        """Return at most `number` deliveries that are not counted, the first one first.
-
-        None where another process counts. `process` is the one that does from now on, for
-        `seconds`.
-        """
-        keys = self._keys
-        found = await self._run(
-            "EVAL", group_scripts.FAILING, 3, keys.failing, keys.counts, keys.absent,
-            process, int(seconds * 1000), number, keys.prefix,
-        )  # fmt: skip
-        if found is None:
-            return None
-        return [_failing(delivery_id, ms, *fields) for delivery_id, ms, *fields in found]
-
-    async def count(self, failing: Sequence[Failing], news: bool) -> int:
-        """Add deliveries to their groups, each once; return how many were added.
-
-        With `news` it is noted what there is to be told: ``new GROUP``, ``grown GROUP`` (tenfold),
-        ``again GROUP`` (it was resolved).
-        """
-        keys, rows = self._keys, []
-        for each in failing:
-            about = each.about
-            rows += [each.id, each.ms, about.id if about else "", json.dumps(about)]
-        return int(
-            await self._run(
-                "EVAL", group_scripts.COUNT, 4, keys.failing, keys.groups, keys.news, keys.absent,
-                MOST, keys.group, int(news), *rows,
-            )
-        )  # fmt: skip
-
-    async def groups(self) -> list[Group]:
-        """Return all groups, the one that has failed last first."""
-        keys, found = self._keys, []
-        for first in range(0, MOST, _GROUPS):
-            now, *hashes = await self._run(
-                "EVAL", group_scripts.GROUPS, 2, keys.groups, keys.absent,
-                keys.group, first, _GROUPS,
-            )  # fmt: skip
-            found += [group for flat in hashes if flat and (group := _group(flat, now))]
-            if len(hashes) < _GROUPS:
-                break
-        return found
-
-    async def change_group(self, group: str, muted: datetime | None) -> bool:
-        """Mute a group until then, or say that it is resolved (None); False: there is none."""
-        key, until = self._keys.group + group, "" if muted is None else str(_ms(muted))
-        return bool(await self._run("EVAL", group_scripts.CHANGE_GROUP, 1, key, until))
-
-    async def forget_group(self, group: str) -> bool:
-        """Remove a group; tell whether it was there."""
-        keys = (self._keys.group + group, self._keys.groups)
-        return bool(await self._run("EVAL", group_scripts.FORGET_GROUP, 2, *keys, group))
-
-    async def rates(
-        self, share: float | None, answered: Mapping[str, int], failed: Mapping[str, int]
-    ) -> dict[str, tuple[int, int]]:
-        """Add to the numbers of the last `MINUTES`; return by route how many were answered, failed.
-
-        ``share ROUTE`` is news where the failed ones pass `share`, with `LEAST` answers or more.
-        """
-        keys, numbers = self._keys, (("a", answered), ("f", failed))
-        triples = [(kind, *pair) for kind, by_route in numbers for pair in by_route.items()]
-        flat = await self._run(
-            "EVAL", group_scripts.RATES, 2, keys.rates, keys.news,
-            MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(triples),
-        )  # fmt: skip
-        rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        return {route.decode(): (answered, failed) for route, answered, failed in rows}
-
-    async def news(self, number: int, seconds: float) -> dict[str, str]:
-        """Return at most `number` news of the last `seconds`, unless there is a pause.
-
-        Each has its time, so that `told` removes none that has come meanwhile.
-        """
-        keys, first = self._keys, int((time() - seconds) * 1000)
-        found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
-        texts = [each.decode() for each in found]
-        return dict(zip(texts[::2], texts[1::2], strict=True))
-
-    async def told(self, news: Mapping[str, str], pause: float, problem: str = "") -> None:
-        """Remove `news`, and return no others for `pause` seconds; `problem`: none were sent."""
-        keys, about = self._keys, (int(pause * 1000), problem)
-        pairs = (text for pair in news.items() for text in pair)
-        await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *pairs)
-
-    async def untold(self) -> str:
-        """Return why the last message could not be sent, during the pause after it; "": it was."""
-        problem = await self._run("GET", self._keys.told) or b""
-        return str(problem, errors="replace")
-
     async def check(self) -> None:
         """Write two deliveries to a journal of one, as the account may lack a permission."""
         bounds = {"journal": 1, "journal_bytes": 1_000, "journal_age": 1.0}
@@ -535,80 +383,3 @@ class JournalStore(Reader):
             await self._run("DEL", *keys.all, *map(keys.of, ids))
         if unannounced:
             raise StoreError(unannounced.decode())
-
-
-def _ms(when: datetime) -> int:
-    return max(int(when.timestamp() * 1000), 0)
-
-
-def _fields(flat: Any) -> dict[bytes, bytes]:
-    """Return a hash's fields, of which Redis' own reply is a list, and redis-py's a dict."""
-    if isinstance(flat, dict):
-        return flat
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _failing(delivery_id: bytes, ms: int, about: bytes, state: bytes, error: bytes) -> Failing:
-    fields = {b"about": about, b"state": state, b"error": error, b"task_id": b""}
-    entry = _read(delivery_id.decode(), fields, "0-0") if about else None
-    return Failing(delivery_id.decode(), ms, group_of(entry) if entry else None)
-
-
-def _group(flat: Any, now: int) -> Group | None:
-    """Return the group whose hash has these fields; None: it cannot be read."""
-    fields = _fields(flat).items()
-    texts = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in fields}
-    own = ("count", "first", "last", "muted", "resolved", "again")
-    try:
-        hours = [int(texts.get(f"h{now // HOUR - ago}", 0)) for ago in reversed(range(DAY // HOUR))]
-        numbers = {name: int(texts.get(name, 0)) for name in own}
-        about = About(*json.loads(texts["about"])[: len(About._fields)])
-        group = Group(about, latest=texts["latest"].split(), hours=hours, now=now, **numbers)
-        group.as_object()
-    except (*DAMAGED, OverflowError) as exc:
-        log.warning("a group of failures in the journal is damaged, and is left out: %r", exc)
-        return None
-    return group
-
-
-def _read(delivery_id: str, flat: Any, position: str = "") -> Entry | None:
-    """Return the entry whose hash has these fields; None: it is gone, or cannot be read."""
-    fields = _fields(flat)
-    try:
-        entry = checked(_entry(fields, position)) if fields else None
-        if entry is not None and delivery_id not in ("", entry.id):
-            raise ValueError(f"it is said to be {entry.id}")
-        return entry
-    except DAMAGED as exc:
-        which = delivery_id or f"at {position}"
-        log.warning("the delivery %s in the journal is damaged, and is left out: %r", which, exc)
-        return None
-
-
-def _entry(fields: Mapping[bytes, bytes], position: str) -> Entry:
-    texts = {key.decode(): value.decode() for key, value in fields.items() if key != b"call"}
-    status, published = texts.get("status"), texts.get("published")
-    position = position or texts["position"]
-    about = known(texts["about"])
-    if "received_at" not in about["delivery"]:
-        ms, _ = order(position)
-        received = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-        about["delivery"]["received_at"] = received
-    return Entry(
-        **about,
-        call=fields.get(b"call", b""),
-        task_id=texts["task_id"],
-        status=None if status is None else int(status),
-        seconds=float(texts.get("seconds", 0.0)),
-        published=float(published) if published else None,
-        attempts=int(texts.get("attempts") or 0),
-        error=texts.get("error", ""),
-        state=texts["state"],
-        ended_at=texts.get("ended_at", ""),
-        replays=int(texts.get("replays", 0)),
-        replaying=texts.get("replaying", ""),
-        position=position,
-        begun_at=texts.get("begun_at", ""),
-        late_at=texts.get("late_at", ""),
-        runs=json.loads(texts.get("runs") or "[]"),
-    )

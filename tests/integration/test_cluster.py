@@ -17,7 +17,8 @@ from gateway.config.settings import Config
 from gateway.delivery import identity_digest
 from gateway.errors import StateUnavailable
 from gateway.journal.entry import FAILED, SUCCEEDED
-from gateway.journal.store import FIRST_LOOK, JournalStore, Keys
+from gateway.journal.scripts import Keys
+from gateway.journal.store import FIRST_LOOK, JournalStore
 from gateway.late.store import Records
 from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.state_store import SLOTS, StateStore, slot

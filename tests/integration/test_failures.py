@@ -31,7 +31,8 @@ from gateway.failures import counting, telling
 from gateway.failures.counting import Failures
 from gateway.failures.telling import CHAT_BYTES, Messenger, Notice
 from gateway.journal.entry import FAILED
-from gateway.journal.store import JournalStore, Keys
+from gateway.journal.scripts import Keys
+from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates

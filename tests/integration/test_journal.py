@@ -20,7 +20,8 @@ from gateway.journal import writing
 from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
 from gateway.journal.filter import Filter
 from gateway.journal.replay import Replayer
-from gateway.journal.store import Begun, JournalStore, Keys
+from gateway.journal.scripts import Keys
+from gateway.journal.store import Begun, JournalStore
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores.results import Results

@@ -18,6 +18,7 @@ from gateway.errors import GatewayError
 from gateway.journal import store as journal_store
 from gateway.journal.entry import IGNORED, REFUSED, STATES, SUCCEEDED, Entry
 from gateway.journal.filter import ALL, Filter
+from gateway.journal.groups import group_of
 from gateway.journal.replay import choose
 from gateway.journal.store import JournalStore, Refusal, Row
 from tests.simulation.test_contract_redis import simulated
@@ -138,7 +139,7 @@ def test_a_search_finds_what_a_reading_of_all_finds(
         # Each group that there is, alone and with the rest of the filter.
         for each in {entry.id for entry in await found(Whole(CONFIG, store._run), Filter())}:
             entry = await store.get(each)
-            about = entry and journal_store.group_of(entry)
+            about = entry and group_of(entry)
             if about:
                 filters += [Filter(group=about.id), Filter(**{**vars(wanted), "group": about.id})]
         return [await found(store, each) for each in filters]

@@ -21,8 +21,8 @@ from gateway.journal.groups import (
     Group,
     general,
     group_of,
+    stored,
 )
-from gateway.journal.store import _group
 from tests.unit.journal.test_entries import entry
 
 
@@ -119,6 +119,6 @@ def test_the_state_of_a_group(fields: dict[str, int], state: str):
 
 def test_a_group_that_another_version_has_written_is_read():
     about = About("failed", "/", "t", "E", "")
-    times = {b"count": b"1", b"first": b"11", b"last": b"12", b"latest": b"d ", b"more": b"x"}
-    found = _group({b"about": json.dumps([*about, "more"]).encode(), **times}, 20)
+    times = (b"count", b"1", b"first", b"11", b"last", b"12", b"latest", b"d ", b"more", b"x")
+    found = stored((b"about", json.dumps([*about, "more"]).encode(), *times), 20)
     assert (found.about, found.latest, found.state) == (about, ["d"], NEW)
