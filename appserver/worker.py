@@ -16,6 +16,7 @@ import amqp
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Task, bootsteps, signals
 from celery.app.task import Context
+from celery.concurrency.solo import TaskPool
 from celery.exceptions import (
     Ignore,
     InvalidTaskError,
@@ -240,8 +241,11 @@ def begin_or_keep(task: Any, app: Any, consumer: Any, **options: Any) -> Callabl
     """
     begin = default(task, app, consumer, **options)
     task.call_after = consumer.timer.call_after
+    # With `solo` the loop's next turn, in which messages are acknowledged, is after the task.
+    at_once = not task.acks_late and isinstance(consumer.pool, TaskPool)
 
     def strategy(message: Any, body: Any, ack: Any, reject: Any, *others: Any) -> Any:
+        ack = message.ack_log_error if at_once else ack
         try:
             return begin(message, body, ack, reject, *others)
         except UNUSABLE as exc:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import amqp
 import pytest
 from celery import Celery
+from celery.concurrency import get_implementation
 from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 from kombu.message import Message
@@ -68,7 +69,15 @@ class World:
         )  # fmt: skip
         strategy = self.task.start_strategy(self.app, consumer)
         message = self.message(body, headers)
-        strategy(message, None, message.ack_log_error, message.reject_log_error, ())
+        strategy(message, None, self.settle("acknowledged"), message.reject_log_error, ())
+
+    def settle(self, how, message=None):
+        def note(log, errors, requeue=False):
+            self.settled.append((how, requeue))
+            if message:
+                message._state = "ACK"
+
+        return note
 
     def message(self, body, headers):
         message = Message(
@@ -76,15 +85,8 @@ class World:
             content_encoding="utf-8", delivery_info={"exchange": "", "routing_key": "q"},
             headers={**HEADERS, **headers}, properties={},
         )  # fmt: skip
-
-        def settle(how):
-            def note(log, errors, requeue=False):
-                self.settled.append((how, requeue))
-                message._state = "ACK"
-
-            return note
-
-        message.ack_log_error, message.reject_log_error = settle("acknowledged"), settle("rejected")
+        message.ack_log_error = self.settle("acknowledged at once", message)
+        message.reject_log_error = self.settle("rejected", message)
         return message
 
 
@@ -143,7 +145,7 @@ def test_what_is_no_known_task_s_ends_no_worker(world, monkeypatch, headers, let
     consumer.create_task_handler()(world.message("[[], {}, {}]", headers))
 
     assert len(world.letters) == letters
-    assert world.settled == [("acknowledged" if letters else "rejected", False)]
+    assert world.settled == [("acknowledged at once" if letters else "rejected", False)]
     assert lost_results(world.app).number == (headers.get("id", "1") is None)
 
 
@@ -152,6 +154,17 @@ def test_an_error_of_the_pool_is_not_one_of_the_message(world):
     with pytest.raises(OSError, match="broken pipe"):
         world.begin("[[], {}, {}]")
     assert (world.letters, world.settled) == ([], [])
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_only_solo_acknowledges_at_once_what_is_acknowledged_early(world, monkeypatch, pool):
+    current = SimpleNamespace(_get_current_object=lambda: world.app)
+    monkeypatch.setattr("celery.app.trace.current_app", current)
+    world.pool, world.task.acks_late = get_implementation(pool)(1), False
+    world.pool.start()
+    world.begin("[[], {}, {}]")
+    world.pool.stop()
+    assert world.settled == [("acknowledged at once" if pool == "solo" else "acknowledged", False)]
 
 
 def test_a_task_keeps_a_strategy_of_its_own(monkeypatch):
