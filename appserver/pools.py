@@ -49,23 +49,53 @@ class SettledTasks(bootsteps.Step):
     def create(self, worker: Any) -> None:
         pool = worker.pool
         if isinstance(pool, solo.TaskPool):
-            pool.on_apply = partial(_apply_here, pool.on_apply, Watch(worker, is_supervised()).run)
+            begin = partial(_apply_here, Watch(worker, is_supervised()))
+            pool.terminate_job = _go_on
         elif POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
-            pool.on_apply = partial(_apply, pool.on_apply, partial(_passed, pool))
+            begin = partial(_apply, pool.on_apply, partial(_passed, pool))
+        else:
+            return
+        pool.on_apply = partial(_begin, pool, pool.on_apply, begin)
 
 
-def _apply_here(
+def _begin(
+    pool: Any,
     on_apply: Callable[..., Any],
-    run: Callable[..., Any],
+    begin: Callable[..., Any],
     target: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    error_callback: Callable[[ExceptionInfo], object] | None = None,
     **options: Any,
 ) -> Any:
-    """Run a task in the worker's own thread, which the pool `solo` does, by a `Watch`'s `run`."""
-    if error_callback is None:  # it is no task
+    """Begin a task by `begin`, or else what is no task by the pool's own `on_apply`.
+
+    A worker that ends still gets messages, while it waits for the end of its consumer. They are
+    not begun, and return to their queue with the connection.
+    """
+    if options.get("error_callback") is None:
         return on_apply(target, args, kwargs, **options)
+    return begin(target, args, kwargs, **options) if pool.active else None
+
+
+def _go_on(pid: int, signal: int | None = None) -> None:
+    """Let a task run to its end, as a cold shutdown would have it terminated.
+
+    Celery would raise an error in it, and its message would not run again.
+    """
+    log.warning("A task of the pool `solo` cannot be terminated; the worker ends after it")
+
+
+def _apply_here(
+    watch: Watch,
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    error_callback: Callable[[ExceptionInfo], object],
+    **options: Any,
+) -> Any:
+    """Run a task in the worker's own thread, as the pool `solo` does, watched by `watch`."""
+    if watch.runs:  # what handles a signal has received it: the worker ends
+        return
     try:
         options["accept_callback"](os.getpid(), monotonic())
     except Exception:
@@ -73,7 +103,7 @@ def _apply_here(
     callback = options["callback"]
     limits = (options.get(name) for name in ("timeout_callback", "soft_timeout", "timeout"))
     try:
-        result = run(partial(target, *args, **(kwargs or {})), *limits)
+        result = watch.run(partial(target, *args, **(kwargs or {})), *limits)
     except (WorkerShutdown, WorkerTerminate):
         raise
     except BaseException:  # noqa: BLE001 - it is passed on
@@ -101,14 +131,12 @@ def _apply(
     on_apply: Callable[..., Any],
     passed: Callable[[float | None], tuple[type[BaseException], ...]],
     target: Callable[..., Any],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    error_callback: Callable[[ExceptionInfo], object] | None = None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    error_callback: Callable[[ExceptionInfo], object],
     **options: Any,
 ) -> Any:
     """Begin a task by the pool's own `on_apply`."""
-    if error_callback is None:  # it is no task
-        return on_apply(target, args, kwargs, **options)
     begun = _Begun(target, options["callback"], error_callback, passed(options.get("timeout")))
     options["callback"] = begun.end
     options["accept_callback"] = partial(begun.accept, options["accept_callback"])

@@ -71,6 +71,11 @@ class Watch:
         if limits:
             signal.signal(SIGNAL, self._interrupt)
 
+    @property
+    def runs(self) -> bool:
+        """Whether a task runs."""
+        return self._task is not None
+
     def run(
         self,
         target: Callable[[], Any],

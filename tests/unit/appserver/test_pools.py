@@ -65,7 +65,9 @@ def end(app, monkeypatch):
     # A worker is not told of the results of tasks that its tasks publish.
     monkeypatch.setattr(app.backend, "on_task_call", lambda *_: None)
 
-    def end(pool: str, body, embed=None, headers=None, base: type[Task] = Task, **options):
+    def end(
+        pool: str, body, embed=None, headers=None, base: type[Task] = Task, closed=False, **options
+    ):
         name = f"shop.run-{len(app.tasks)}"
         task = app.task(bind=True, base=base, name=name, shared=False, **options)(body)
         app.finalize()
@@ -75,6 +77,8 @@ def end(app, monkeypatch):
         SettledTasks(None).create(SimpleNamespace(pool=used))
         settled: list[str] = []
         request = make(app, app.tasks[task.name], used, settled, embed or {}, headers or {})
+        if closed:
+            used.close()
         request.execute_using_pool(used)
         used.stop()
         return settled, lost_results(app).number
@@ -194,14 +198,39 @@ def test_a_worker_is_ended_by_a_task_only_where_it_runs_the_task_itself(end):
         end("solo", raising(WorkerShutdown()))
 
 
+def never(self):
+    raise AssertionError("it was begun")
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_a_worker_that_ends_begins_no_task(end, pool):
+    assert end(pool, never, closed=True) == ([], 0)
+
+
+def test_a_cold_shutdown_leaves_the_task_of_solo_its_end_and_begins_no_other(app, caplog):
+    pool, settled, others = get_implementation("solo")(1), [], []
+    pool.start()
+    SettledTasks(None).create(SimpleNamespace(pool=pool))
+
+    @app.task(name="shop.cancelled", shared=False, ignore_result=True)
+    def cancelled() -> None:
+        request.cancel(pool, emit_retry=False)
+        other.execute_using_pool(pool)
+
+    app.finalize()
+    task = app.tasks[cancelled.name]
+    request, other = (make(app, task, pool, each, {}, {}) for each in (settled, others))
+    request.execute_using_pool(pool)
+
+    assert (settled, others) == ([ACK], [])
+    assert "cannot be terminated" in caplog.text
+
+
 def test_a_greenlet_that_is_killed_ends_its_task(end, monkeypatch):
     assert end("gevent", raising(GreenletExit()))[0] == [ACK]
 
     def killed(self, *_):
         raise GreenletExit
-
-    def never(self):
-        raise AssertionError("it was begun")
 
     monkeypatch.setattr(PoisonAwareRequest, "on_accepted", killed)
     assert end("gevent", never)[0] == [ACK]
