@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 from gateway.errors import ConfigError, GatewayError
@@ -17,6 +19,8 @@ from gateway.similar import similar
 #: A command is a module with a docstring, ``options(parser)``, and ``run(arguments)``, which
 #: returns the exit code. Only the module of the command that runs is imported.
 COMMANDS = Plugins("commands", "gateway.cli.commands.{}")
+#: Why something cannot be written: its reader, for example `head`, is gone, or there is no room.
+_UNWRITTEN = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,23 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     Returns the exit code: 0 success, 1 an error that the user can correct, 2 a package is missing
     (the app server's installation has no Tornado) or too old, 130 interrupted.
     """
+    _open_streams()
     argv = sys.argv[1:] if argv is None else argv
-    for each in argv:
-        if each.encode(errors="replace").decode() != each:
-            print(f"gateway: {each!a} is not UTF-8: set the terminal to UTF-8", file=sys.stderr)
-            return 1
-    if argv[:1] == ["--version"]:
-        return _print_version(argv[1:])
-    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
-        argv = ["serve", *argv]
     try:
-        if old := [*_too_old()]:
-            print(*old, sep="\n", file=sys.stderr)
-            return 2
-        arguments, unknown = command_line(argv[:1]).parse_known_args(argv)
-        if unknown:
-            _refuse(arguments.parser, unknown)
-        code: int = arguments.run(arguments)
+        code = _run(argv)
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as exc:
@@ -49,17 +40,74 @@ def main(argv: list[str] | None = None) -> int:
         if missing == "gateway":
             raise
         extra = "dev" if argv[:1] == ["dev"] else "serve"
-        print(f"gateway: no {missing}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'", file=sys.stderr)
+        tell(f"no {missing}: pip install 'CHECKOUT-OR-WHEEL[{extra}]'")
         return 2
     except GatewayError as exc:
         for problem in exc.problems if isinstance(exc, ConfigError) else [exc]:
-            print(f"gateway: {problem}", file=sys.stderr)
+            tell(str(problem))
         return 1
-    except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
+    except OSError as exc:
+        if exc.errno not in _UNWRITTEN:
+            raise
+        if exc.errno != errno.EPIPE:
+            tell(f"its output cannot be written: {exc.strerror}; make room, or write elsewhere")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, and let the output take any character.
+
+    Otherwise a socket would get the number of such a stream, and with it what is printed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the process ends
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _run(argv: list[str]) -> int:
+    for each in argv:
+        if each.encode(errors="replace").decode() != each:
+            raise GatewayError(f"{each!a} is not UTF-8: set the terminal to UTF-8")
+    if argv[:1] == ["--version"]:
+        return _print_version(argv[1:])
+    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
+        argv = ["serve", *argv]
+    if old := [*_too_old()]:
+        for problem in old:
+            tell(problem)
+        return 2
+    arguments, unknown = command_line(argv[:1]).parse_known_args(argv)
+    if unknown:
+        _refuse(arguments.parser, unknown)
+    code: int = arguments.run(arguments)
+    return code
+
+
+def tell(text: str) -> None:
+    """Print a line, or several, to standard error."""
+    with suppress(OSError):  # nobody reads it
+        lines = f"gateway: {text}".split("\n")
+        print(*map(shown, lines), sep="\n", file=sys.stderr, flush=True)
+
+
+def shown(text: str) -> str:
+    """Return `text` with escapes for characters that a terminal would interpret."""
+    return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
 def _too_old() -> Iterator[str]:
@@ -76,7 +124,7 @@ def _too_old() -> Iterator[str]:
                 found, least = version(need.name), (e for e in need.specifier if e.operator == ">=")
                 if not all(each.contains(found, prereleases=True) for each in least):
                     yield (
-                        f"gateway: {need.name} {found} is installed, and it has to be "
+                        f"{need.name} {found} is installed, and it has to be "
                         f"{need.specifier}: pip install 'CHECKOUT-OR-WHEEL[serve]', in an "
                         f"environment of its own if something else needs this {need.name}; "
                         "docs/versions.md says more"

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.cli import shown
 from gateway.journal.entry import Entry
 from gateway.journal.filter import status
 from gateway.journal.groups import Group
@@ -62,18 +63,6 @@ def outcome_text(outcome: Outcome) -> str:
     return shown(f"{outcome.state}: {outcome.error}") if outcome.error else outcome.state
 
 
-def shown(text: str) -> str:
-    """Return `text` with escapes for characters that a terminal would interpret."""
-    return "".join(map(_escaped, text))
-
-
 def as_json(value: dict[str, Any], **options: Any) -> str:
     """Return JSON in which characters that a terminal would interpret are escaped."""
     return "\n".join(map(shown, json.dumps(value, **options).split("\n")))
-
-
-def _escaped(character: str) -> str:
-    if character.isprintable():
-        return character
-    units = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))

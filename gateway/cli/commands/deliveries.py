@@ -20,7 +20,7 @@ from gateway import audit, log
 from gateway.archive.erasing import LEFT, Erased, erase
 from gateway.archive.reading import reading
 from gateway.backoff import Backoff
-from gateway.cli import configuration, printed
+from gateway.cli import configuration, printed, shown, tell
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
@@ -161,24 +161,18 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
     ):
         async for entry in found:
             if number == arguments.limit:
-                more = f"gateway: there are more: see --limit, or --before {position}"
-                print(more, file=sys.stderr)
+                tell(f"there are more: see --limit, or --before {position}")
                 break
             position = entry.position
             if not number and not arguments.json:
                 print(printed.HEAD)
             number += 1
             print(printed.line(entry, arguments.json))
-        _tell(reader.problems)
+        for problem in reader.problems:
+            tell(problem)
     if not number:
-        print(f"gateway: no such deliveries{_why_none(config, wanted)}", file=sys.stderr)
+        tell(f"no such deliveries{_why_none(config, wanted)}")
     return 0
-
-
-def _tell(problems: Sequence[str]) -> None:
-    """Say what could not be read, where the rest was."""
-    for problem in problems:
-        print(printed.shown(f"gateway: {problem}"), file=sys.stderr)
 
 
 def _why_none(config: Config, wanted: Filter) -> str:
@@ -193,7 +187,8 @@ def _why_none(config: Config, wanted: Filter) -> str:
 async def _show(arguments: argparse.Namespace, config: Config) -> int:
     async with reading(config) as reader:
         (entry,) = await reader.get_all([arguments.id])
-        _tell(reader.problems)
+        for problem in reader.problems:
+            tell(problem)
     audit.note(audit.LOOK, _who(), id=entry.id)
     args, kwargs = entry.arguments()
     call: dict[str, Any]
@@ -204,16 +199,16 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
             call = {"args": None, "kwargs": None}
         case _:
             call = {"args": args, "kwargs": kwargs}
-    shown = {**printed.about(entry), **call, "task_state": None}
+    known = {**printed.about(entry), **call, "task_state": None}
     try:
         async for _, outcome in outcomes(config, [entry.task_id]):
-            shown["task_state"] = printed.outcome_text(outcome)
+            known["task_state"] = printed.outcome_text(outcome)
     except GatewayError as exc:
         if not config.archive:
             raise
-        _tell([str(exc)])
+        tell(str(exc))
     form = {} if arguments.json else {"indent": 2}
-    print(printed.as_json(shown, ensure_ascii=False, **form))
+    print(printed.as_json(known, ensure_ascii=False, **form))
     return 0
 
 
@@ -231,17 +226,17 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
                         continue
                     backoff.reset()
                     if begun:
-                        print("gateway: connected again", file=sys.stderr)
+                        tell("connected again")
                         continue
                     begun = True
                     if not config.journal:
-                        print(f"gateway: {_NOTHING}", file=sys.stderr)
+                        tell(_NOTHING)
                     if not arguments.json:
                         print(printed.HEAD, flush=True)
         except GatewayError as exc:
             if not begun:
                 raise
-            print(printed.shown(f"gateway: {exc}; trying again"), file=sys.stderr, flush=True)
+            tell(f"{exc}; trying again")
             await asyncio.sleep(backoff.next())
 
 
@@ -267,10 +262,10 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
             return 0
         code = 1 if named and others else 0
         if not left:
-            print("gateway: nothing to replay", file=sys.stderr)
+            tell("nothing to replay")
             return code
         if not named and not arguments.yes and not _agreed("Replay", len(left)):
-            print("gateway: nothing was replayed", file=sys.stderr)
+            tell("nothing was replayed")
             return 1
         filters = {k: getattr(arguments, k) for k in PARTS if getattr(arguments, k)}
         audit.note(audit.REPLAY, _who(), ids=arguments.ids or None, **filters)
@@ -281,7 +276,7 @@ async def _groups(arguments: argparse.Namespace, config: Config) -> int:
     async with JournalStore.opened(config) as store:
         groups = await store.groups()
     if not groups:
-        print("gateway: nothing has failed", file=sys.stderr)
+        tell("nothing has failed")
     elif not arguments.json:
         print(printed.GROUPS)
     for group in groups:
@@ -311,7 +306,7 @@ async def _erase(arguments: argparse.Namespace, config: Config) -> int:
         print(_erased("would be removed", found))
         return 0
     if not arguments.yes and not _agreed("Erase", found.journal + found.archive):
-        print("gateway: nothing was removed", file=sys.stderr)
+        tell("nothing was removed")
         return 1
     audit.note(audit.ERASURE, _who(), digest=audit.digest(text))
     print(_erased("removed", await erase(config, text)))
@@ -354,9 +349,9 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
     taken: dict[str, str] = {}
     well = True
 
-    def tell(delivery_id: str, text: str, **about: str | None) -> None:
+    def say(delivery_id: str, text: str, **about: str | None) -> None:
         known = {"id": delivery_id, **about}
-        line = printed.as_json(known) if arguments.json else printed.shown(f"{delivery_id} {text}")
+        line = printed.as_json(known) if arguments.json else shown(f"{delivery_id} {text}")
         print(line, flush=True)
 
     async with replaying(config) as replayer:
@@ -364,19 +359,19 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
             delivery_id, task_id, problem = begun.delivery_id, begun.task_id, begun.problem
             if problem:
                 text = f"{problem}: task {task_id}" if task_id else problem
-                tell(delivery_id, text, task_id=task_id, problem=problem)
+                say(delivery_id, text, task_id=task_id, problem=problem)
                 well = False
             else:
-                tell(delivery_id, f"taken: task {task_id}", task_id=task_id)
+                say(delivery_id, f"taken: task {task_id}", task_id=task_id)
                 taken[task_id] = delivery_id
         async with aclosing(outcomes(config, list(taken), arguments.wait)) as ended:
             async for task_id, outcome in ended:
                 delivery_id, state = taken.pop(task_id), outcome.state
                 await replayer.settle(delivery_id, task_id, outcome)
                 text = printed.outcome_text(outcome)
-                tell(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
+                say(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
                 well = well and state == SUCCESS
     for task_id, delivery_id in taken.items():
         text = "no result" + (f" in {arguments.wait:g} s" if config.results else "")
-        tell(delivery_id, text, task_id=task_id, state=None)
+        say(delivery_id, text, task_id=task_id, state=None)
     return 0 if well and not taken else 1

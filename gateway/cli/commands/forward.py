@@ -8,7 +8,6 @@ import base64
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from datetime import datetime, timedelta
@@ -19,8 +18,8 @@ from tornado.httpclient import HTTPRequest
 from tornado.httputil import HTTPHeaders
 
 from gateway.backoff import Backoff
+from gateway.cli import shown, tell
 from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
-from gateway.cli.printed import shown
 from gateway.clock import monotonic
 from gateway.errors import GatewayError
 from gateway.journal.filter import PARTS
@@ -154,7 +153,7 @@ class Forwarder:
             except Refused:
                 raise
             except GatewayError as exc:
-                _tell(f"gateway: {exc}; trying again{'' if self._last else _WHERE}")
+                tell(f"{exc}; trying again{'' if self._last else _WHERE}")
                 await asyncio.sleep(backoff.next())
 
     def _begin(self, now: str, since: str) -> None:
@@ -182,10 +181,10 @@ class Forwarder:
                 await self.send(delivery_id)
                 settled = True
             except Refused as exc:  # it is not in the journal any more
-                _tell(f"{delivery_id} not sent: {exc}")
+                tell(f"{delivery_id} not sent: {exc}")
                 settled = True
             except GatewayError as exc:
-                _tell(f"gateway: {exc}; trying again")
+                tell(f"{exc}; trying again")
                 await asyncio.sleep(backoff.next())
         self._last = max(self._last, received)
         self._sent[delivery_id] = None
@@ -231,7 +230,3 @@ class Forwarder:
         if answer.code == 599:
             return 0, f"no answer: {answer.error}"
         return answer.code, str(answer.code)
-
-
-def _tell(text: str) -> None:
-    print(shown(text), file=sys.stderr, flush=True)

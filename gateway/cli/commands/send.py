@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from gateway.answer import PROBLEM
+from gateway.cli import tell
 from gateway.cli.outgoing import Outgoing, signed_request
 from gateway.clock import time
 from gateway.config.loading import read_secrets, read_sources
@@ -67,12 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     status = _send(outgoing, source)
     if status == 400 and arguments.data is None:
-        text = "gateway: the body was the scheme's sample; send your own: --data TEXT or @FILE"
-        print(text, file=sys.stderr)
+        tell("the body was the scheme's sample; send your own: --data TEXT or @FILE")
     elif status == 204:
         event = f"the event {arguments.event!r}" if arguments.event else "no event (see --event)"
-        text = f"a 204: it was sent with {event}, which perhaps no route takes; the log says so"
-        print(f"gateway: {text}", file=sys.stderr)
+        tell(f"a 204: it was sent with {event}, which perhaps no route takes; the log says so")
     return 0 if 200 <= status < 300 else 1
 
 
@@ -174,7 +173,7 @@ def _compare(flag: str, given: str, name: str, found: str) -> None:
     if given not in found:
         has = f"the {name} of this delivery is {found}" if found else f"this delivery has no {name}"
         why = "the source reads it elsewhere, or not at all"
-        print(f"gateway: {flag} {given}: {has}, as {why}", file=sys.stderr)
+        tell(f"{flag} {given}: {has}, as {why}")
 
 
 def _verify(source: Source, outgoing: Outgoing, now: float) -> Verified | None:
@@ -190,7 +189,7 @@ def _verify(source: Source, outgoing: Outgoing, now: float) -> Verified | None:
         )
     except RequestError as exc:  # only a warning, as the user may want to see the refusal
         hint = " Give a private key by --secret." if isinstance(exc, Unverified) else ""
-        print(f"gateway: the source will refuse this: {exc}{hint}", file=sys.stderr)
+        tell(f"the source will refuse this: {exc}{hint}")
         return None
 
 
@@ -220,7 +219,7 @@ def _send(outgoing: Outgoing, source: Source) -> int:
     print(f"\n{(body if opened is None else opened).decode(errors='replace')}")
     failed = not 200 <= response.status < 300
     if failed and (reason := _reason(response.getheader("Content-Type", ""), body)):
-        print(f"gateway: {reason}", file=sys.stderr)
+        tell(reason)
     return response.status
 
 
@@ -231,7 +230,7 @@ def _reason(content_type: str, body: bytes) -> str:
     with suppress(ValueError, RecursionError):
         problem = json.loads(body)
         if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
-            return "".join(each for each in problem["detail"] if each.isprintable())
+            return str(problem["detail"])
     return ""
 
 

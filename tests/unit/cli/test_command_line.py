@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -79,6 +82,51 @@ def test_an_account_without_a_name_is_audited_by_its_number(capsys, monkeypatch)
     argv = ["deliveries", "mute", "0" * 16, "--until", "1h"]
     assert main([*argv, "--result-backend", "redis://127.0.0.1:1/0"]) == 1
     assert "audit: mute by 1234567890@" in capsys.readouterr().err
+
+
+def ran(words: str, env: dict[str, str] | None = None) -> tuple[int, bytes, str]:
+    """Run a command in a shell; return its exit code and its output."""
+    line = f"{sys.executable} -m gateway {words}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, env={**os.environ, **(env or {})}
+    )
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.mark.parametrize("words", ["--version", "senders show stripe"])
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("2>&- >/dev/null", 0, ""),
+        ("<&- >/dev/null", 0, ""),
+        (">/dev/full", 1, "gateway: its output cannot be written: No space left on device; "),
+    ],
+)
+def test_a_stream_that_is_closed_or_full(words, output, code, said):
+    ended, _, err = ran(f"{words} {output}")
+    assert (ended, err.count("\n")) == (code, bool(said)) and err.startswith(said)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["strategies"]])
+def test_a_reader_that_has_gone_ends_the_command(words):
+    reader, output = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "gateway", *words]
+    done = subprocess.run(argv, stdout=output, stderr=subprocess.PIPE)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_what_the_locale_does_not_have_is_escaped():
+    words = "send --as stripe --secret x --event \u00e9 --curl http://127.0.0.1/"
+    code, out, err = ran(words, {"PYTHONIOENCODING": "ascii"})
+    assert (code, err) == (0, "") and b'"type":"\\xe9"' in out
+
+
+def test_what_a_terminal_would_interpret_is_escaped_in_errors(capsys):
+    assert main(["serve", "--config", "\x1b[31m"]) == 1
+    assert capsys.readouterr().err.startswith("gateway: \\u001b[31m: cannot be read: ")
 
 
 def test_all_senders_are_listed_with_what_they_need(capsys):
