@@ -232,6 +232,21 @@ def config(server: Server, broker: str = "", **settings) -> Config:
     return Config(broker_url=broker or server.url, result_backend=server.url, **settings)
 
 
+def test_it_ends_when_nobody_reads_its_output_any_more(tmp_path):
+    write(tmp_path, README_APP, README_ROUTE)
+    ports = ["--port", str(free_port()), "--admin-port", str(free_port())]
+    argv = [sys.executable, "-m", "gateway", "dev", *ports, "--app", "shop", "--config"]
+    with subprocess.Popen(
+        [*argv, "gateway.toml"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        for line in process.stdout:
+            if line == b"starting a worker of shop, and the gateway\n":
+                break
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
 def test_a_worker_that_runs_nothing_is_told_in_time(stack: Stack, start, monkeypatch):
     server = start(stack.embedded)
     monkeypatch.setattr(first_task, "SECONDS", 0.5)

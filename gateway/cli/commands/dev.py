@@ -160,7 +160,14 @@ def run(arguments: argparse.Namespace) -> int:
         interrupted.set()
         woken.set()
 
-    with Stack(on_line=_print_line, silent=_SILENT) as stack:
+    def print_line(name: str, line: str) -> None:
+        try:
+            sys.stdout.write(f"{name:<9}| {line}\n")
+            sys.stdout.flush()
+        except OSError:  # its reader has gone, for example `head`
+            interrupt()
+
+    with Stack(on_line=print_line, silent=_SILENT) as stack:
         running, lines = _start(stack, arguments)
         files = Files(running.plan.path) if arguments.reload else None
         signal.signal(signal.SIGINT, interrupt)
@@ -303,8 +310,3 @@ def _listens(url: str) -> bool:
 
 def _say(*lines: str) -> None:
     print(*lines, sep="\n", flush=True)
-
-
-def _print_line(name: str, line: str) -> None:
-    sys.stdout.write(f"{name:<9}| {line}\n")
-    sys.stdout.flush()
