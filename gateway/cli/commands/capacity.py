@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from gateway.config.problems import explain
 from gateway.config.settings import Config, StrategyName
@@ -38,12 +38,15 @@ WAL = 512 * MIB  # a quorum queue's log, of which a node may hold three in memor
 WATERMARK = 0.4  # of a node's memory, from which on RabbitMQ blocks publishers
 REPLICAS = 3  # of a quorum queue
 PREFETCH = 16  # the app server's multiplier; 1 is for tasks of a second and longer
+_NEVER = 1e-9  # a chance
 PORTS = 28_232  # Linux' own ports to one address and port: net.ipv4.ip_local_port_range
 POOLS = {"prefork": 0, "threads": 64, "gevent": 100, "solo": 1}  # tasks at once; 0: the cores
 #: The costs of the committed reports.
 SHIPPED = Path(__file__).with_name("costs.json")
 
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_LEAST = 1e-9  # of a cost, and of a rate at which it was measured
+_Rate = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+_Amount = Annotated[float, Field(ge=_LEAST, le=1e15, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0, le=10**6)]
 _Bytes = Annotated[int, Field(ge=0, le=10**9)]
@@ -58,7 +61,7 @@ class Cost(Model, strict=False):  # JSON has no type for a tuple
     CPU seconds that it uses in a second. Memory has one point, at the rate 0, in bytes.
     """
 
-    points: Annotated[list[tuple[_Amount, _Amount]], Field(min_length=1)]
+    points: Annotated[list[tuple[_Rate, _Amount]], Field(min_length=1)]
     report: str = ""
 
     def cores(self, rate: float) -> float:
@@ -75,7 +78,8 @@ class Cost(Model, strict=False):  # JSON has no type for a tuple
 
     def plus(self, seconds: float) -> Cost:
         """Return the cost of requests that take so many CPU seconds more."""
-        return Cost(points=[(rate, cores + seconds * rate) for rate, cores in self.points])
+        more = [(rate, cores + seconds * rate) for rate, cores in self.points]
+        return self.model_copy(update={"points": more})
 
     @property
     def amount(self) -> float:
@@ -94,17 +98,23 @@ def _along(points: Sequence[tuple[float, float]], at: float) -> float:
 class _Report(Model, extra="ignore"):
     costs: Annotated[dict[str, Cost], Field(min_length=1)]
 
+    @field_validator("costs")
+    @classmethod
+    def _usable(cls, costs: dict[str, Cost]) -> dict[str, Cost]:
+        for name, cost in costs.items():
+            if cost.points[0][0] < _LEAST and not name.startswith("memory"):
+                raise ValueError(f"{name} has no rate")
+        return costs
+
 
 def read(file: Path) -> dict[str, Cost]:
     """Return the costs in a load test's JSON report; raises `ConfigError` where it has none."""
     try:
         found = _Report.model_validate_json(file.read_bytes()).costs
-    except ValidationError as exc:
-        why = explain(exc, _Report)[0]
-        problem = f"{file.name}: no report with costs of loadtest/run.sh --json: {why}"
-        raise ConfigError([problem]) from exc
-    except OSError as exc:
-        raise ConfigError([f"--measured: {file}: {exc.strerror}"]) from exc
+    except (OSError, ValidationError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else explain(exc, _Report)[0]
+        remedy = "name a report that loadtest/run.sh --json has written"
+        raise ConfigError([f"--measured: {file}: {why}; {remedy}"]) from exc
     named = {"report": file.name}
     return {k: it if it.report else it.model_copy(update=named) for k, it in found.items()}
 
@@ -169,8 +179,11 @@ def waiting(slots: int, busy: float, seconds: float) -> float:
     if busy >= slots:
         return math.inf
     blocked = 1.0  # Erlang's B formula, by its recursion
-    for n in range(1, slots + 1):
+    # So far below `busy` the value does not matter, and it is zero so far above.
+    for n in range(max(1, int(busy - 6 * math.sqrt(busy))), slots + 1):
         blocked = busy * blocked / (n + busy * blocked)
+        if blocked < _NEVER:
+            return 0.0
     queued = slots * blocked / (slots - busy * (1 - blocked))
     return queued * seconds / (slots - busy)
 
@@ -214,7 +227,7 @@ class Plan:
         free = self.brokers.count * load.memory * WATERMARK - self.brokers.memory
         self.backlog_seconds = max(0.0, free) / traffic
         self.stored_results = load.result_ttl * (load.rate if self._info.stored else claimed)
-        reading = costs[f"redis {load.strategy}"].cores(load.rate) * self._info.stored
+        reading = costs[f"redis {load.strategy}"].cores(load.rate) if self._info.stored else 0.0
         self.results = self._redis(reading, self.stored_results * (load.result + STORED))
         self.kept_claims = load.claim_ttl * claimed
         claim = CLAIM + KEPT * load.result * (load.result <= Config().max_kept_answer)
@@ -237,7 +250,7 @@ class Plan:
         ends = count * self.concurrency / self._each
         if ends <= load.rate:
             problem = f"{count} with {self.concurrency} tasks at once end {ends:,.0f} a second"
-            raise ConfigError([f"--workers: {problem}"])
+            raise ConfigError([f"--workers: {problem}; give more, or leave it out"])
         children = self.concurrency if load.pool == "prefork" else 0
         cores = count * self._worker.cores(load.rate / count) + load.rate * self._task
         known = (self._costs.get(f"memory worker {p}") for p in (load.pool, "threads", "solo"))
@@ -354,7 +367,9 @@ def run(arguments: argparse.Namespace) -> int:
     except ValidationError as exc:
         raise ConfigError(explain(exc, Load, "--")) from exc
     known = read(SHIPPED) | (read(arguments.measured) if arguments.measured else {})
-    if f"gateway {load.strategy}" not in known:
+    parts = ["gateway", "broker", "memory gateway", *["redis"] * properties(load.strategy).stored]
+    workers = {f"worker {load.strategy} {pool}" for pool in (load.pool, "threads", "solo")}
+    if workers.isdisjoint(known) or not known.keys() >= {f"{p} {load.strategy}" for p in parts}:
         measure = f"loadtest/run.sh strategies --strategies {load.strategy} --json FILE"
         problem = f"what {load.strategy} costs was not measured yet; run {measure}"
         raise ConfigError([f"--strategy: {problem}, and give --measured FILE"])

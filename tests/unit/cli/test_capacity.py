@@ -71,6 +71,9 @@ def test_more_requests_never_use_less():
 def test_a_task_waits_for_a_slot_as_erlang_says(slots, busy, seconds):
     assert waiting(slots, busy, 1.0) == pytest.approx(seconds, abs=1e-6)
     assert waiting(1, 1.0, 1.0) == math.inf
+    # Where there are many, it is not counted from the first one on.
+    assert waiting(14 * 10**10, 10**11, 1.0) == 0.0
+    assert 0 < waiting(10**9 + 1, 10**9, 1.0) <= 1.0
 
 
 def test_little_s_law_gives_what_is_in_flight_and_the_slots():
@@ -183,7 +186,8 @@ def test_own_costs_replace_the_shipped_ones(tmp_path: Path, capsys: pytest.Captu
     assert plans[0]["load"]["rate"] == 4000
 
 
-NONE = "m.json: no report with costs of loadtest/run.sh --json: "
+NONE = "--measured: {file}: "
+POINT = f"{NONE}costs.a.points[0][1]: "
 
 
 @pytest.mark.parametrize(
@@ -196,10 +200,12 @@ NONE = "m.json: no report with costs of loadtest/run.sh --json: "
         ('{"experiment": "capacity", "rows": []}', f"{NONE}costs: is needed"),
         ('{"costs": {}}', f"{NONE}costs: has to have 1 or more items"),
         ('{"costs": {"a": {"points": []}}}', f"{NONE}costs.a.points: has to have 1 or more"),
-        ('{"costs": {"a": {"points": [[1]]}}}', f"{NONE}costs.a.points[0][1]: is needed"),
-        ('{"costs": {"a": {"points": [[1, -1]]}}}', f"{NONE}costs.a.points[0][1]: has to be 0 or"),
-        ('{"costs": {"a": {"points": [[1, NaN]]}}}', f"{NONE}costs.a.points[0][1]: has to be a"),
-        (None, "--measured: {file}: No such file or directory"),
+        ('{"costs": {"a": {"points": [[1]]}}}', f"{POINT}is needed"),
+        ('{"costs": {"a": {"points": [[1, -1]]}}}', f"{POINT}has to be 1e-09 or more"),
+        ('{"costs": {"a": {"points": [[1, 0]]}}}', f"{POINT}has to be 1e-09 or more"),
+        ('{"costs": {"a": {"points": [[1, NaN]]}}}', f"{POINT}has to be a number"),
+        ('{"costs": {"a": {"points": [[0, 1]]}}}', f"{NONE}costs: a has no rate"),
+        (None, f"{NONE}No such file or directory"),
     ],
 )
 def test_a_bad_report_is_one_clear_line(tmp_path, capsys, text, says):
@@ -246,6 +252,10 @@ def test_a_strategy_without_measured_costs_is_told(capsys, monkeypatch):
     assert main(["capacity", "--rate=1", "--task-time=1", "--strategy=ioloop"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("gateway: --strategy: what ioloop costs was not measured yet; run ")
+    # Nor is it enough to know some of it.
+    rest["gateway ioloop"] = rest["gateway redis"]
+    assert main(["capacity", "--rate=1", "--task-time=1", "--strategy=ioloop"]) == 1
+    assert capsys.readouterr().err == said
 
 
 def test_all_bad_options_are_told_at_once(capsys):
