@@ -11,7 +11,7 @@ import asyncio
 from asyncio import Future
 from binascii import crc_hqx
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -198,7 +198,7 @@ class StateStore:
         elif not self._first.clustered and self._following is not None:
             self._following.cancel()
             self.run, self._following = self._first.run, None
-            self._adopt({}, [])
+            self._adopt([], "")
 
     async def _follow(self) -> None:
         while True:
@@ -209,8 +209,11 @@ class StateStore:
             self._changed.clear()
 
     async def _learn(self) -> None:
-        """Ask one node after the other for all of them, until one says that the cluster is well."""
-        problem = ""
+        """Ask one node after the other for all of them, until one says that the cluster is well.
+
+        What others say, as one that the cluster has forgotten, counts only where none is well.
+        """
+        problem, host, ranges = "", "", None
         for asked in (self._first, *self._nodes.values()):
             if asked.error and asked is not self._first:
                 continue
@@ -218,24 +221,26 @@ class StateStore:
                 state, ranges = await asyncio.gather(
                     asked.run("CLUSTER", "INFO"), asked.run("CLUSTER", "SLOTS")
                 )
-                well = b"cluster_state:ok" in state
             except StoreError as exc:
                 problem = problem or str(exc)
                 continue
-            slots: list[Pipeline | None] = [None] * SLOTS
-            nodes: dict[Address, Pipeline] = {}
-            for first, last, (host, port, *_), *_ in ranges:
-                # Without a name or address of its own it is where it was asked.
-                address = (host or b"").decode() or asked.host, port
-                nodes[address] = node = self._node(address)
-                slots[first : last + 1] = [node] * (last + 1 - first)
-            self._adopt(nodes, slots)
-            problem = "" if well else "the cluster is down (cluster_state:fail)"
-            if well:
+            host, problem = asked.host, "the cluster is down (cluster_state:fail)"
+            if b"cluster_state:ok" in state:
+                problem = ""
                 break
+        if ranges is not None:
+            self._adopt(ranges, host)
         self._problem = problem
 
-    def _adopt(self, nodes: dict[Address, Pipeline], slots: list[Pipeline | None]) -> None:
+    def _adopt(self, ranges: Sequence[Any], asked: str) -> None:
+        """Use the nodes with slots that the host which was `asked` tells (CLUSTER SLOTS)."""
+        slots: list[Pipeline | None] = [None] * SLOTS
+        nodes: dict[Address, Pipeline] = {}
+        for first, last, (host, port, *_), *_ in ranges:
+            # Without a name or address of its own it is where it was asked.
+            address = (host or b"").decode() or asked, port
+            nodes[address] = node = self._node(address)
+            slots[first : last + 1] = [node] * (last + 1 - first)
         gone = [node for address, node in self._nodes.items() if address not in nodes]
         self._nodes, self._slots = nodes, slots
         for node in gone:
