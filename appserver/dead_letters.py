@@ -83,7 +83,8 @@ def publish(
     """Publish a message with its own properties, headers and body, and wait for the confirm.
 
     Its header ``dead_letter`` has the reason `why`, and the properties that were removed; `body` is
-    not compressed. `timeout` is in seconds. Raises one of `ERRORS` where it is not known that the message is in the queue.
+    not compressed. `timeout` is in seconds. Raises one of `ERRORS` where it is not known that the
+    message is in the queue.
     """
     left_out = {name: properties[name] for name in _LEFT_OUT if name in properties}
     why = {**why, **left_out, "at": datetime.now(UTC).isoformat()}

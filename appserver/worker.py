@@ -412,7 +412,8 @@ class PromptConsumer(Consumer):
                 return handle(message)
             except UNUSABLE as exc:
                 if not message.acknowledged:
-                    return _keep(self, message, exc, message.ack_log_error, message.reject_log_error)
+                    settle = message.ack_log_error, message.reject_log_error
+                    return _keep(self, message, exc, *settle)
                 # It is a task's that is not known, and its outcome could not be recorded.
                 lost_results(self.app).add(message.headers.get("id", ""), repr(exc))
 

@@ -153,7 +153,7 @@ class Publisher:
         """Raise `Unroutable` where the exchange is refused, or missing: then look again for it."""
         exchange = message.options.exchange
         if monotonic() < self._refused.get(exchange, 0.0):
-            raise Unroutable(f"The broker refuses the exchange {exchange} to the gateway's account.")
+            raise Unroutable(f"The broker refuses the exchange {exchange} to the gateway.")
         if exchange not in self._missing:
             return
         if self._looking is None or self._looking.done():
@@ -285,7 +285,7 @@ class Publisher:
     def _on_channel_closed(self, channel: Channel, exc: BaseException) -> None:
         if found := _too_large(str(exc)):
             self._largest = int(found[1])
-        elif found := _refused(str(exc)):  # one that was tried each time would end all others' waits
+        elif found := _refused(str(exc)):  # each message to it would fail all others
             self._refused[found[1]] = monotonic() + REFUSED
         # Only `_connect` opens a channel: close the connection, so that both are opened again.
         if channel.connection.is_open:

@@ -28,13 +28,12 @@ from gateway.sources.reading import MISSING, at, pointer, put, read_json_value, 
 HIDDEN = "[redacted]"
 #: Characters of a value from which on it is also looked for within texts, and not only as a whole.
 _WITHIN = 4
-#: Values that are looked for, characters of them, and how much there is to do, about in bytes that are
-#: compared. Where there is more, every text and number is hidden: looking for the values would hold
-#: up other requests.
+#: Values that are looked for, characters of them, and how much there is to do, about in bytes that
+#: are compared. Where there is more, every text and number is hidden: looking for the values would
+#: hold up other requests.
 _MOST, _LONG, _WORK = 100, 64 * 1024, 30_000_000
 _PER_TEXT = 50  # bytes of a text that take as long as to begin with it
-#: What is in the place of a value's first character, and of its others, while one is looked for: half
-#: surrogates.
+#: What is in the place of a value's first character, and of its others, once it was found.
 _FIRST, _OTHERS = "\udffe", "\udfff"
 _found = re.compile(f"{_FIRST}{_OTHERS}*").finditer
 #: Fields of the header `delivery` that no sender has chosen.
@@ -110,7 +109,7 @@ class Redacted:
 
     @cached_property
     def _forms(self) -> list[str]:
-        """How the values may be written, in lower case; the longest first: one may contain another."""
+        """How the values may be written, in lower case, those first that may contain others."""
         forms = {_lower(form) for text in self._texts for form in _forms(text)}
         return sorted(forms, key=len, reverse=True)
 

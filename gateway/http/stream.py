@@ -23,7 +23,7 @@ from gateway.relay.limits import Limits
 END_OF_HEADER = b"\r\n\r\n"
 #: Finds a CR or LF without the other. RFC 9112, 2.2
 bare_line_end = re.compile(rb"\r(?=[^\n])|(?<!\r)\n").search
-_empty_lines = re.compile(rb"(?:\r\n)*+").match
+_empty_lines = re.compile(rb"(?:\r\n)++").match
 #: Bytes that a client may send before it has got its earlier answers.
 AHEAD = 64 * 1024
 #: After a refusal, so many bytes are read and discarded for so many seconds: otherwise the client
@@ -106,9 +106,9 @@ class ReadBuffer:
 
     def _try_complete(self) -> None:
         """Complete the pending read if its bytes are here; fail it if they can never come."""
-        if self._until is END_OF_HEADER and self._buffer.startswith(b"\r\n", self._at):
-            # Some clients send one after a body. RFC 9112, 2.2
-            self._consume(_empty_lines(self._buffer, self._at).end())
+        # Some clients send empty lines after a body. RFC 9112, 2.2
+        if self._until is END_OF_HEADER and (empty := _empty_lines(self._buffer, self._at)):
+            self._consume(empty.end())
         buffer, at, until = self._buffer, self._at, self._until
         if not until:
             if len(buffer) - at < self._least:

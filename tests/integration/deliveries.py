@@ -121,8 +121,6 @@ class Servers:
         self._started.clear()
 
 
-
-
 async def send(
     server: Server,
     target: str,

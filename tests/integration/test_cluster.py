@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -186,7 +187,7 @@ async def moving(nodes: Nodes, key: str, last: str) -> AsyncIterator[Callable[[]
         def move() -> None:
             for each in client.execute_command("CLUSTER", "GETKEYSINSLOT", number, 100):
                 if each != last.encode():
-                    client.migrate("127.0.0.1", port_of(target), each, 0, 5_000)
+                    client.migrate("127.0.0.1", urlsplit(target).port, each, 0, 5_000)
 
         yield move
     nodes.move(number, source, target)

@@ -145,9 +145,7 @@ class Gateways:
         return task_id
 
     def count(self, result: str) -> float:
-        return self.metrics._values[
-            self.metrics._find(("gateway_late_answers_total", "/r", result))
-        ]
+        return self.metrics._values[self.metrics.place("gateway_late_answers_total", "/r", result)]
 
 
 def delivery(delivery_id: str, body: Any) -> Delivery:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -433,7 +434,7 @@ async def test_the_second_address_of_a_name_serves_where_the_first_is_silent(
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        ports = silent.getsockname()[1], port_of(broker)
+        ports = silent.getsockname()[1], urlsplit(broker).port
 
         async def addresses(*_: object, **__: object) -> list[tuple]:
             about = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""

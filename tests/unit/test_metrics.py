@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest

@@ -113,7 +113,7 @@ def _audited(config: Config) -> Iterator[None]:
 def _who() -> str:
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # the latter from Python 3.13 on: in a container it may have no name
+    except (KeyError, OSError):  # it has no name, as in a container; OSError from 3.13 on
         name = str(os.getuid())
     return f"{name}@{socket.gethostname()}"
 
