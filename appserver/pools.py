@@ -101,9 +101,9 @@ def _apply_here(
     except Exception:
         log.exception(_PRECEDES)
     callback = options["callback"]
-    limits = (options.get(name) for name in ("timeout_callback", "soft_timeout", "timeout"))
+    tell, soft, hard = options["timeout_callback"], options["soft_timeout"], options["timeout"]
     try:
-        result = watch.run(partial(target, *args, **(kwargs or {})), *limits)
+        result = watch.run(partial(target, *args, **(kwargs or {})), tell, soft, hard)
     except (WorkerShutdown, WorkerTerminate):
         raise
     except BaseException:  # noqa: BLE001 - it is passed on
