@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,7 @@ from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 from appserver.private_parts import PrivateParts
-from appserver.watch import Watch, is_supervised
+from appserver.watch import BEAT, Watch, beat, is_supervised
 
 #: The modules of the pools whose tasks run in the worker's main process, beside its loop.
 POOLS = frozenset(f"celery.concurrency.{name}" for name in ("eventlet", "gevent", "thread"))
@@ -48,6 +49,8 @@ class SettledTasks(bootsteps.Step):
 
     def create(self, worker: Any) -> None:
         pool = worker.pool
+        if not (isinstance(pool, solo.TaskPool) or pool.is_green):
+            pool.on_stop = partial(_stop, pool.on_stop, worker)
         if isinstance(pool, solo.TaskPool):
             begin = partial(_apply_here, Watch(worker, is_supervised()))
             pool.terminate_job = _go_on
@@ -75,6 +78,30 @@ def _begin(
     if options.get("error_callback") is None:
         return on_apply(target, args, kwargs, **options)
     return begin(target, args, kwargs, **options) if pool.active else None
+
+
+def _stop(on_stop: Callable[[], object], worker: Any) -> None:
+    """End the pool after its tasks; a thread does meanwhile what the worker's loop does no more.
+
+    It sends heartbeats, without which the broker delivers the messages of long tasks again, and
+    acknowledges what has ended, which would run again if the worker was killed.
+    """
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(BEAT):
+            beat(worker)
+            if stream := getattr(worker.consumer, "stream", None):
+                with suppress(OSError):
+                    stream.flush()
+
+    thread = threading.Thread(target=keep, name="pool-end", daemon=True)
+    thread.start()
+    try:
+        on_stop()
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _go_on(pid: int, signal: int | None = None) -> None:

@@ -92,7 +92,7 @@ class TaskStream:
         self._ended.append(tag)
         if not self._flush_follows:
             self._flush_follows = True
-            self._hub.call_soon(self._flush)
+            self._hub.call_soon(self.flush)
 
     def refuse(self, message: TaskMessage, *how: Any) -> None:
         """Reject a message, in the loop's next turn; any thread may call this."""
@@ -134,7 +134,7 @@ class TaskStream:
                     self._hub.call_soon(self._handle_rest)
                     break
         finally:
-            self._flush()
+            self.flush()
 
     def _handle_rest(self) -> None:
         self._continues = False
@@ -196,7 +196,7 @@ class TaskStream:
             return
         # Its end may be far away, or that of the process. A quick one is not worth a write.
         if name not in self._quick:
-            self._flush()
+            self.flush()
             self._flush_follows = True
         if self._results:
             more = bool(self._transport._read_buffer)
@@ -213,7 +213,7 @@ class TaskStream:
         else:
             self._quick.discard(name)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write all results that are held, then all acknowledgements. Raises OSError."""
         if self._results:
             self._results.flush()
@@ -351,4 +351,4 @@ class Stream(bootsteps.StartStopStep):
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
         if isinstance(parent.connection.connection, amqp.Connection):
-            TaskStream(parent, hub)
+            parent.stream = TaskStream(parent, hub)

@@ -173,19 +173,19 @@ class Watch:
             os.kill(os.getpid(), SIGNAL)  # Python runs what handles it in the main thread
         if task.beat_at <= now:
             task.beat_at = now + BEAT
-            self._beat()
+            beat(self._worker)
 
-    def _beat(self) -> None:
-        """Send a heartbeat on the connections that the loop has open."""
-        consumer = getattr(self._worker, "consumer", None)
-        for one in (consumer, getattr(consumer, "event_dispatcher", None)):
-            connection = getattr(getattr(one, "connection", None), "connection", None)
-            if isinstance(connection, amqp.Connection) and connection.heartbeat:
-                # A connection that is lost is found by the loop, when the task has ended.
-                with suppress(OSError, amqp.AMQPError):
-                    connection.send_heartbeat()
-                    # The broker's own heartbeats were not read meanwhile, and are not missing.
-                    connection.bytes_recv += 1
+def beat(worker: Any) -> None:
+    """Send a heartbeat on the connections that the worker's loop has open."""
+    consumer = getattr(worker, "consumer", None)
+    for one in (consumer, getattr(consumer, "event_dispatcher", None)):
+        connection = getattr(getattr(one, "connection", None), "connection", None)
+        if isinstance(connection, amqp.Connection) and connection.heartbeat:
+            # A connection that is lost is found by the loop, when the task has ended.
+            with suppress(OSError, amqp.AMQPError):
+                connection.send_heartbeat()
+                # The broker's own heartbeats were not read meanwhile, and are not missing.
+                connection.bytes_recv += 1
 
 
 class EndWithSupervisor(bootsteps.StartStopStep):

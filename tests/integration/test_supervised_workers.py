@@ -138,6 +138,25 @@ def test_a_task_longer_than_the_heartbeats_runs_once(servers, supervised):
     assert servers.ran() == {"long": 1}
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_so_does_one_whose_worker_ends(servers, pool):
+    tasks = "tests.integration.limited_tasks"
+    ending = servers.worker(pool, concurrency=2, app=tasks)
+    gateway = servers.gateway()
+    long, short = (accept(gateway, f"seconds={seconds}", seconds) for seconds in ("10", "2"))
+    assert poll(lambda: len(servers.ran()) == 2, TIMEOUT)
+
+    ending._process.terminate()
+    servers.worker("solo", app=tasks)
+
+    # What has ended is acknowledged while the other one runs on.
+    assert result(gateway, short) == (200, "2")
+    assert poll(lambda: servers.messages() == (0, 1), TIMEOUT) and ending.alive()
+    assert result(gateway, long) == (200, "10")
+    assert poll(lambda: not ending.alive(), TIMEOUT)
+    assert (servers.messages(), servers.ran()) == ((0, 0), {"10": 1, "2": 1})
+
+
 def test_nothing_is_lost_with_a_worker_and_it_is_started_again(servers):
     workers = servers.start()
     gateway = servers.gateway()

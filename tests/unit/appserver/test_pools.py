@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -25,15 +26,20 @@ from appserver.pools import SettledTasks
 from appserver.worker import PoisonAwareRequest, PoisonAwareTasks
 
 NOWHERE = "redis://127.0.0.1:1/0"  # nothing listens there
+TIMEOUT = 30  # seconds
 ACK, REJECT, REQUEUE = "ack", "reject", "requeue"
 
 
 class Processes:
     """Ends tasks as a pool of processes does."""
 
+    is_green = False
+
     def start(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def on_stop(self) -> None: ...
+
+    stop = on_stop
 
     def apply_async(self, target, args, accept_callback, callback, error_callback, **_):
         accept_callback(1, 0)
@@ -205,6 +211,29 @@ def never(self):
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
 def test_a_worker_that_ends_begins_no_task(end, pool):
     assert end(pool, never, closed=True) == ([], 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_while_a_pool_ends_heartbeats_are_sent_and_acknowledgements_written(monkeypatch, fails):
+    beats, flushed, pool = [], threading.Event(), get_implementation("threads")(1)
+
+    def flush():
+        if len(beats) > 2:
+            flushed.set()
+        if fails:
+            raise OSError("the connection is lost")
+
+    monkeypatch.setattr("appserver.pools.BEAT", 0.001)
+    monkeypatch.setattr("appserver.pools.beat", beats.append)
+    consumer = SimpleNamespace(stream=SimpleNamespace(flush=flush))
+    worker = SimpleNamespace(pool=pool, consumer=consumer)
+    SettledTasks(None).create(worker)
+    pool.start()
+    pool.apply_async(flushed.wait, [TIMEOUT])
+    pool.stop()
+
+    assert flushed.is_set() and set(map(id, beats)) == {id(worker)}
+    assert "pool-end" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_cold_shutdown_leaves_the_task_of_solo_its_end_and_begins_no_other(app, caplog):
