@@ -58,11 +58,10 @@ class SettledTasks(bootsteps.Step):
             begin = partial(_apply, pool.on_apply, partial(_passed, pool))
         else:
             return
-        pool.on_apply = partial(_begin, pool, pool.on_apply, begin)
+        pool.on_apply = partial(_begin, pool.on_apply, begin)
 
 
 def _begin(
-    pool: Any,
     on_apply: Callable[..., Any],
     begin: Callable[..., Any],
     target: Callable[..., Any],
@@ -70,14 +69,10 @@ def _begin(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Begin a task by `begin`, or else what is no task by the pool's own `on_apply`.
-
-    A worker that ends still gets messages, while it waits for the end of its consumer. They are
-    not begun, and return to their queue with the connection.
-    """
+    """Begin a task by `begin`, or else what is no task by the pool's own `on_apply`."""
     if options.get("error_callback") is None:
         return on_apply(target, args, kwargs, **options)
-    return begin(target, args, kwargs, **options) if pool.active else None
+    return begin(target, args, kwargs, **options)
 
 
 def _stop(on_stop: Callable[[], object], worker: Any) -> None:

@@ -219,6 +219,11 @@ def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def execute_using_pool(request: PoisonAwareRequest, pool: Any, **options: Any) -> Any:
+        if not pool.active:
+            # The worker ends, and has got the message while it waits for the end of its consumer.
+            # It returns to its queue with the connection.
+            state.task_ready(request)
+            raise TaskRevokedError(request.id)
         try:
             return execute(request, pool, **options)
         except UNUSABLE as exc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, Task
 from celery.app.trace import trace_task_ret
 from celery.concurrency import get_implementation
-from celery.exceptions import Ignore, Reject, WorkerShutdown
+from celery.exceptions import Ignore, Reject, TaskRevokedError, WorkerShutdown
 from celery.worker import state
 from celery.worker.request import create_request_cls
 from greenlet import GreenletExit
@@ -33,7 +34,7 @@ ACK, REJECT, REQUEUE = "ack", "reject", "requeue"
 class Processes:
     """Ends tasks as a pool of processes does."""
 
-    is_green = False
+    is_green, active = False, True
 
     def start(self) -> None: ...
 
@@ -85,7 +86,8 @@ def end(app, monkeypatch):
         request = make(app, app.tasks[task.name], used, settled, embed or {}, headers or {})
         if closed:
             used.close()
-        request.execute_using_pool(used)
+        with pytest.raises(TaskRevokedError) if closed else nullcontext():
+            request.execute_using_pool(used)
         used.stop()
         return settled, lost_results(app).number
 
@@ -211,6 +213,7 @@ def never(self):
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
 def test_a_worker_that_ends_begins_no_task(end, pool):
     assert end(pool, never, closed=True) == ([], 0)
+    assert not state.reserved_requests
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -23,6 +23,8 @@ HEADERS = {"task": "echo", "id": "1"}
 class Broken:
     """A pool that cannot pickle a task, or is broken in itself."""
 
+    active = True
+
     def __init__(self, error: Exception):
         self.error = error
 
