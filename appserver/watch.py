@@ -175,6 +175,7 @@ class Watch:
             task.beat_at = now + BEAT
             beat(self._worker)
 
+
 def beat(worker: Any) -> None:
     """Send a heartbeat on the connections that the worker's loop has open."""
     consumer = getattr(worker, "consumer", None)
