@@ -25,7 +25,7 @@ from typing import Any
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import ROOT, gather, send
-from tests.integration.lifecycle_tasks import REPAIRED
+from tests.integration.tasks import REPAIRED
 from tests.pages import SCHEMES, SCREENS, Browser, BrowserError, browser, laid_out
 from tests.support.stack import Server, Stack
 
@@ -156,9 +156,9 @@ def served(
         stack.worker(
             broker.url,
             store.url,
-            app="tests.integration.lifecycle_tasks",
+            app="tests.integration.tasks",
             cwd=ROOT,
-            env={"LIFECYCLE_DIRECTORY": str(directory)},
+            env={"FAULTS_DIRECTORY": str(directory)},
         )
         urls = ["--broker", broker.url, "--result-backend", store.url]
         more = ("--strategy=redis", "--processes=2", *urls, "--config", str(config))

@@ -20,7 +20,7 @@ from gateway.stores import pipeline
 from gateway.stores.state_store import StateStore
 from tests.support.certificates import Certificates
 from tests.support.in_memory import LOOPS, Start, running, serving
-from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port
+from tests.support.stack import ProgramMissing, RabbitMQ, Server, Stack, free_port, shared
 
 S = TypeVar("S", bound=Server)
 
@@ -90,7 +90,7 @@ def rabbitmq(stack_of_all: Stack, certificates: Certificates) -> RabbitMQ:
     """The only broker of most tests, as it takes seconds to start: no test may leave it changed."""
     tls, port = certificates.server, free_port()
     broker = _start(
-        lambda: stack_of_all.rabbitmq(f"""\
+        lambda: shared(stack_of_all.rabbitmq)(f"""\
 listeners.ssl.1 = 127.0.0.1:{port}
 ssl_options.cacertfile = {tls.ca}
 ssl_options.certfile = {tls.cert}

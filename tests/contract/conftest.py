@@ -44,7 +44,7 @@ def routes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def worker(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     """Two processes, so that a task that outlives its deadline holds up nobody else's."""
-    app = "tests.integration.webhook_tasks"
+    app = "tests.integration.tasks"
     return stack.worker(
         rabbitmq.url, redis_server.url, app=app, pool="prefork", concurrency=2, cwd=ROOT
     )

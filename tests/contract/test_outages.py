@@ -69,25 +69,19 @@ def test_a_killed_broker_is_503_and_its_return_is_noticed(gateways, broker):
 
 
 def test_a_frozen_broker_is_503_at_the_confirm_timeout(gateways, broker):
-    broker.freeze()
-    try:
+    with broker.frozen():
         assert answers(gateways) == dict.fromkeys(gateways, 503)
-    finally:
-        broker.thaw()
     until_ready(gateways)
     assert answers(gateways) == dict.fromkeys(gateways, 200)
 
 
 def test_a_memory_alarm_is_a_503_for_new_requests(gateways, broker):
-    broker.ctl("set_vm_memory_high_watermark", "0")
-    try:
+    with broker.alarm():
         # The broker tells a connection that it is blocked when that next publishes.
         answers(gateways)
         for name, gateway in gateways.items():
             refused = post(f"{gateway.url}/")
             assert json.loads(refused.body)["type"] == "urn:celery-gateway:broker-blocked", name
-    finally:
-        broker.ctl("set_vm_memory_high_watermark", "0.4")
     until_ready(gateways)
     assert answers(gateways) == dict.fromkeys(gateways, 200)
 

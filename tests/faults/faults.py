@@ -143,11 +143,8 @@ def _kill(server: Server, seconds: float) -> None:
 
 
 def _freeze(server: Server, seconds: float) -> None:
-    server.freeze()
-    try:
+    with server.frozen():
         time.sleep(seconds)
-    finally:
-        server.thaw()
 
 
 def _kill_child(server: Server, _seconds: float) -> None:
@@ -167,11 +164,8 @@ def _close_connections(broker: RabbitMQ, _seconds: float) -> None:
 
 
 def _alarm(broker: RabbitMQ, seconds: float) -> None:
-    broker.ctl("set_vm_memory_high_watermark", "0")
-    try:
+    with broker.alarm():
         time.sleep(seconds)
-    finally:
-        broker.ctl("set_vm_memory_high_watermark", "0.4")
 
 
 def _cut(kind: str, server: Server, _seconds: float) -> None:

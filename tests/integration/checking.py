@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support import command
 from tests.support.environment import inherited
 from tests.support.stack import RabbitMQ, Server, Stack
 
@@ -68,13 +68,7 @@ class Checked:
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `gateway check` to its end, and see that it ends in time and with no traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway", "check", *args],
-        env=inherited() | env,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS + SLOWNESS,
-    )
+    done = command.run("check", *args, env=inherited() | env, timeout=SECONDS + SLOWNESS)
     assert done.stderr == "" and "Traceback" not in done.stdout, done.stdout + done.stderr
     return done
 
@@ -102,8 +96,8 @@ def write(directory: Path, text: str) -> list[str]:
 def apply(rabbitmq: RabbitMQ, remedy: str) -> None:
     """Run the `rabbitmqctl` commands that a remedy begins with."""
     (first, *_) = re.split(r" \(|, or |; rabbitmq-diag", remedy[remedy.index("rabbitmqctl ") :])
-    for command in first.split(" and "):
-        rabbitmq.ctl(*shlex.split(command)[1:])
+    for one in first.split(" and "):
+        rabbitmq.ctl(*shlex.split(one)[1:])
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import redis
 
 from tests.integration.checking import worker_of
 from tests.integration.deliveries import ROOT, Servers
+from tests.support.otlp import Collector
 from tests.support.stack import RabbitMQ, Server, Stack
 
 Start = Callable[[Callable[[], Server]], Server]
@@ -43,13 +45,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Stop what the test itself has started, also where it has failed."""
+    Stack.started.clear()
+    try:
+        yield
+    finally:
+        _stop(Stack.started)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """Stop what a fixture has started at its end, after its own last lines."""
+    own: list[Server] = []
+    fixturedef.addfinalizer(lambda: _stop(own))
+    before = len(Stack.started)
+    try:
+        return (yield)
+    finally:
+        own += Stack.started[before:]
+        del Stack.started[before:]
+
+
+def _stop(servers: Sequence[Server]) -> None:
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda server: server.stop(), servers))
+
+
 def _is_long(path: Path) -> bool:
     name = path.stem.removeprefix("test_")
     return path.parent == Path(__file__).parent and name != path.stem and name not in QUICK
 
 
 @pytest.fixture(scope="module")
-def servers(stack, redis_server, request) -> Iterator[Servers]:
+def servers(stack, redis_server, request) -> Servers:
     """The module's servers, with a worker as `WORKER` says.
 
     The broker is the module's own with `OWN_BROKER`.
@@ -57,9 +87,7 @@ def servers(stack, redis_server, request) -> Iterator[Servers]:
     module = request.module
     broker = "own_rabbitmq" if getattr(module, "OWN_BROKER", False) else "rabbitmq"
     options = getattr(module, "WORKER", {})
-    servers = Servers(stack, request.getfixturevalue(broker), redis_server, **options)
-    yield servers
-    servers.stop()
+    return Servers(stack, request.getfixturevalue(broker), redis_server, **options)
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +144,16 @@ def nginx(stack: Stack, start: Start, gateway: Server) -> Server:
 @pytest.fixture
 def client(redis_server: Server) -> Iterator[redis.Redis]:
     """A client of the module's Redis, which is empty at first, and has counted nothing."""
-    with redis.Redis.from_url(redis_server.url) as client:
+    with redis_server.client as client:
         client.flushall()
         client.config_resetstat()
         yield client
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        yield collector
 
 
 @pytest.fixture

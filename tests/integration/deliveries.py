@@ -7,12 +7,15 @@ import hashlib
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from gateway.claims.claim import DIGEST, Record, read
+from gateway.cli import main
 from tests.faults.oracle import Execution, executions
 from tests.faults.tasks import EXECUTED
 from tests.support.config import route
@@ -27,15 +30,19 @@ URLS = """
 secret_key = "of these tests only"
 public_url = "https://hooks.example.com"
 """
-#: A route whose deliveries are known by a header, and whose task notes each execution.
-KEYED = route("/keyed", idempotency="header:Idempotency-Key")
+
+
+def keyed(path: str, task: str | None = "faults.run", **settings: Any) -> str:
+    """Write a route whose deliveries are known by a header."""
+    return route(path, task, idempotency="header:Idempotency-Key", **settings)
+
+
+#: One whose task notes each execution.
+KEYED = keyed("/keyed")
 
 
 class Servers:
-    """A broker and a result store, a worker on them that notes each execution, gateways.
-
-    What it starts is stopped by `stop`.
-    """
+    """A broker and a result store, a worker on them that notes each execution, gateways."""
 
     def __init__(
         self,
@@ -44,7 +51,7 @@ class Servers:
         results: Server,
         queues: Sequence[str] = ("celery",),
         concurrency: int = 4,
-        app: str = "tests.faults.tasks",
+        app: str = "tests.integration.tasks",
         pool: str = "",
         **env: str,
     ):
@@ -52,17 +59,34 @@ class Servers:
         self.stack, self.broker, self.results = stack, broker, results
         self.directory = stack.directory / f"deliveries-{time.monotonic_ns()}"
         self.directory.mkdir()
+        self.config = Path()  # of the newest gateway
         self._started: list[Server] = []
         self.worker = self.start_worker(queues, concurrency, **env)
 
+    @property
+    def urls(self) -> list[str]:
+        """The options that name broker and result store."""
+        return ["--broker", self.broker.url, "--result-backend", self.results.url]
+
+    def deliveries(
+        self, capsys: pytest.CaptureFixture[str], command: str, *args: str
+    ) -> tuple[int, str, str]:
+        """Run a command of `gateway deliveries`; return exit code, standard output and error."""
+        code = main(["deliveries", command, *self.urls, *args])
+        return code, *capsys.readouterr()
+
     def start_worker(
-        self, queues: Sequence[str] = ("celery",), concurrency: int = 4, **env: str
+        self,
+        queues: Sequence[str] = ("celery",),
+        concurrency: int = 4,
+        pool: str = "",
+        **env: str,
     ) -> Server:
         worker = self.stack.worker(
             self.broker.url,
             self.results.url,
             app=self._app,
-            pool=self._pool or ("prefork" if concurrency > 1 else "solo"),
+            pool=pool or self._pool or ("prefork" if concurrency > 1 else "solo"),
             concurrency=concurrency,
             queues=queues,
             env={"FAULTS_DIRECTORY": str(self.directory), **env},
@@ -72,11 +96,10 @@ class Servers:
         return worker
 
     def gateway(self, strategy: str, config: str, *args: str, **options: Any) -> Server:
-        path = self.directory / f"{time.monotonic_ns()}.toml"
+        self.config = path = self.directory / f"{time.monotonic_ns()}.toml"
         path.write_text(config)
-        urls = ["--broker", self.broker.url, "--result-backend", self.results.url]
         gateway = self.stack.gateway(
-            f"--strategy={strategy}", *urls, "--config", str(path), *args, **options
+            f"--strategy={strategy}", *self.urls, "--config", str(path), *args, **options
         )
         self._started.append(gateway)
         return gateway
@@ -120,6 +143,14 @@ class Servers:
             list(threads.map(lambda server: server.stop(), self._started))
         self._started.clear()
 
+    def kill_and_start(self) -> None:
+        """Kill all, the servers at last, and start them again in the opposite order."""
+        every = [*self._started[::-1], self.results, self.broker]
+        for server in every:
+            server.kill()
+        for server in reversed(every):
+            server.restart()
+
 
 async def send(
     server: Server,
@@ -154,6 +185,16 @@ async def deliver(
     return await send(server, target, key, f"Idempotency-Key: {key}", **options)
 
 
+async def insist(server: Server, target: str, body: str, status: int) -> Answer:
+    """Send a delivery until it is taken, as a sender does."""
+    while True:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            answer = await send(server, target, body)
+            if answer is not None and answer.status == status:
+                return answer
+        await asyncio.sleep(0.05)
+
+
 async def leave(servers: Servers, gateway: Server, key: str, **options: Any) -> None:
     """Send a delivery known as `key`, and hang up when the broker has confirmed its message."""
     sender = asyncio.create_task(deliver(gateway, key, **options))
@@ -168,6 +209,11 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     return await asyncio.gather(*work)
+
+
+def answered(server: Server, target: str, *bodies: str) -> list[int]:
+    """Send deliveries with these bodies at once; return the statuses of their answers."""
+    return [each.status for each in run(gather(*(send(server, target, body) for body in bodies)))]
 
 
 def claim(server: Server, body: str) -> Record | None:

@@ -23,7 +23,6 @@ results = redis.Redis.from_url(RESULTS, socket_timeout=None)
 
 @app.task(name="features.seen", bind=True)
 def seen(self: Any) -> dict:
-    """Return what the task knows of itself."""
     info = self.request.delivery_info
     return {
         "id": self.request.id, "pid": os.getpid(), "stamps": self.request.stamps,
@@ -34,13 +33,11 @@ def seen(self: Any) -> dict:
 
 @app.task(name="features.stamps", bind=True)
 def stamps(self: Any) -> dict:
-    """Be replaced by a task with a stamp."""
     return self.replace(seen.si().set(queue="features").stamp(shop="main"))
 
 
 @app.task(name="features.noted")
 def noted(name: str) -> str:
-    """Note in Redis that it has run."""
     results.rpush(f"features:{name}", "ran")
     return name
 
@@ -57,13 +54,11 @@ def meet(name: str) -> str:
 
 @app.task(name="features.limited", rate_limit="1/h")
 def limited() -> str:
-    """Run once an hour."""
     return "ran"
 
 
 @app.task(name="features.overruns")
 def overruns() -> None:
-    """Wait for ever."""
     while True:
         signal.pause()
 

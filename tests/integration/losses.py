@@ -26,12 +26,11 @@ class Servers:
     def __init__(self, stack: Stack, broker: RabbitMQ, results: str, directory: Path):
         self.stack, self.broker, self.results, self.directory = stack, broker, results, directory
         self.queue = directory.name
-        self._started: list[Server] = []
         self._dead: list[tuple[pika.BasicProperties, str]] = []
         self.forget()
 
     def worker(self, pool: str = "prefork", concurrency: int = 1, **options) -> Server:
-        worker = self.stack.worker(
+        return self.stack.worker(
             options.pop("url", self.broker.url),
             options.pop("results", self.results),
             app=options.pop("app", "tests.faults.tasks"),
@@ -41,18 +40,20 @@ class Servers:
             env={"FAULTS_DIRECTORY": str(self.directory)},
             cwd=ROOT,
         )
-        self._started.append(worker)
-        return worker
+
+    def routes(self) -> str:
+        accept = route("/accept", queue=self.queue, answer="accept")
+        return route("/wait", queue=self.queue) + accept
 
     def gateway(self, *options: str) -> Server:
         config = self.directory / "gateway.toml"
-        routes = route("/wait", queue=self.queue)
-        routes += route("/accept", queue=self.queue, answer="accept")
-        config.write_text(f"{URLS}timeout = 25\n{routes}")
-        urls = ["--broker", self.broker.url, "--result-backend", self.results]
-        gateway = self.stack.gateway("--config", str(config), *urls, *options)
-        self._started.append(gateway)
-        return gateway
+        config.write_text(f"{URLS}timeout = 25\n{self.routes()}")
+        return self.stack.gateway("--config", str(config), *self.urls, *options)
+
+    @property
+    def urls(self) -> list[str]:
+        """The options that name broker and result store."""
+        return ["--broker", self.broker.url, "--result-backend", self.results]
 
     def executions(self, name: str) -> list[Execution]:
         return [one for one in executions(self.directory / EXECUTED) if one.id == name]
@@ -98,10 +99,6 @@ class Servers:
         with redis.Redis.from_url(self.results) as client:
             for key in self.noted():
                 client.delete(key)
-
-    def stop(self) -> None:
-        while self._started:
-            self._started.pop().kill()
 
 
 def ask(

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from gateway import admin
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Connection, ask, connections, request
 from tests.support.requests import fetch
 from tests.support.stack import Server, Stack, free_port
 
@@ -49,25 +49,20 @@ async def test_bodies_and_large_headers_are_not_read(gateway, data):
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
 def test_what_only_tells_says_how_it_is_asked(gateway, path):
-    async def ask() -> Answer:
-        async with await Connection.open(gateway.admin_port) as connection:
-            connection.send(request(b"", path, host="localhost"))
-            return await connection.answer()
-
-    refused = asyncio.run(ask())
+    refused = asyncio.run(ask(gateway.admin_port, request(b"", path, host="localhost")))
     assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics"])
 def test_a_probe_may_ask_for_the_header_only(gateway, path):
-    async def ask() -> int:
+    async def probe() -> int:
         async with await Connection.open(gateway.admin_port) as connection:
             connection.send(request(b"", path, method="HEAD", host="localhost"))
             answer = await connection.answer(head=True)
             assert await connection.at_end()
             return answer.status
 
-    assert asyncio.run(ask()) == fetch(f"{gateway.admin_url}{path}").status
+    assert asyncio.run(probe()) == fetch(f"{gateway.admin_url}{path}").status
 
 
 async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
@@ -84,10 +79,7 @@ async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gatew
 async def test_probes_are_answered_while_others_keep_their_connections(gateway):
     before = gateway.descriptors()
 
-    async with contextlib.AsyncExitStack() as opened:
-        for _ in range(3 * FILES):
-            await opened.enter_async_context(await Connection.open(gateway.admin_port))
-            await asyncio.sleep(0)
+    async with connections(gateway.admin_port, 3 * FILES):
         answer = await asyncio.to_thread(fetch, f"{gateway.admin_url}/healthz")
         assert answer.status == 200
         assert gateway.descriptors() - before <= FILES // 4
@@ -100,8 +92,5 @@ async def test_probes_are_answered_while_others_keep_their_connections(gateway):
     [("evil.example", True), ("127.0.0.1.evil.example:80", True), ("[::1]:1", False)],
 )
 def test_another_web_page_reads_nothing_by_a_name_that_leads_here(gateway, path, host, refused):
-    async def ask() -> int:
-        async with await Connection.open(gateway.admin_port) as connection:
-            return (await connection.ask(request(b"", path, method="GET", host=host))).status
-
-    assert (asyncio.run(ask()) == 403) == refused
+    answer = asyncio.run(ask(gateway.admin_port, request(b"", path, method="GET", host=host)))
+    assert (answer.status == 403) == refused

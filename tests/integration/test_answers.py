@@ -1,40 +1,27 @@
-"""Accepting without a result, results by URL, and what a sender prefers.
-
-ACCEPT_SECONDS and ACCEPT_RATE say how long and how fast (a second) deliveries are accepted while
-the broker is killed and restarted.
-"""
+"""Accepting without a result, results by URL, and what a sender prefers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 
 from gateway.config.strategies import STRATEGIES
-from gateway.stack.server import poll
-from tests.integration.deliveries import URLS, Servers, expired, gather, run, send, state_of
-from tests.integration.test_stack import exists
+from tests.integration.deliveries import URLS, Servers, expired, gather, keyed, run, send, state_of
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
-SECONDS = float(os.environ.get("ACCEPT_SECONDS", "4"))
-RATE = float(os.environ.get("ACCEPT_RATE", "100"))
-
 CONFIG = (
     URLS
     + "timeout = 5\n"
     + route("/accept", answer="accept")
-    + route("/accept-once", answer="accept", idempotency="header:Idempotency-Key")
+    + keyed("/accept-once", answer="accept")
     + route("/wait", prefer=True, deadline=2, content_type="application/xml")
     + route("/unmoved")
     + route("/later", answer="wait-then-accept", deadline=1.0)
@@ -51,7 +38,6 @@ CONFIG = (
 )
 #: The worker has threads for the tasks of all strategies at once, which sleep.
 WORKER = {"concurrency": 32, "pool": "threads"}
-OWN_BROKER = True
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +154,7 @@ async def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(se
         await asyncio.sleep(0.05)
     await eventually(lambda: expired(servers.results, "gone"))
     (execution,) = servers.executions("gone")
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.delete(f"celery-task-meta-{execution.task}")
+    servers.results.client.delete(f"celery-task-meta-{execution.task}")
 
     again = await send(gateway, "/accept-once", "gone", key)
 
@@ -178,7 +163,6 @@ async def test_an_accepted_delivery_is_not_run_again_when_its_result_has_gone(se
     # Nobody took it over.
     assert state_of(servers.results, "gone") == "confirmed"
     assert len(servers.executions("gone")) == 1
-    gateway.stop()
 
 
 def test_a_failed_task_is_told_of_at_its_location(one):
@@ -230,38 +214,24 @@ def test_a_route_that_does_not_heed_preferences_waits(one):
 
 
 def test_what_is_no_url_of_a_result_finds_nothing(servers, one):
-    answer = run(send(one, "/accept", "secret"))
-    run(result(one, answer))
-    path = urlsplit(answer.headers["location"]).path
-    token = path.removeprefix("/results/")
+    path = result_path(one, "secret")
     foreign = servers.gateway("pika", CONFIG.replace("of these tests only", "of somebody else"))
 
-    async def ask(paths: list[str]) -> Counter[tuple[int, bytes]]:
-        async with await Connection.open(one.port) as connection:
-            answers = [await connection.ask(request(b"", p, method="GET")) for p in paths]
-        assert not any(b"secret" in a.body for a in answers)
-        return Counter(a.status for a in answers)
-
-    random = [f"/results/{secrets.token_urlsafe(44)}" for _ in range(1_000)]
-    changed = [
-        f"/results/{token[:n]}{'A' if token[n] != 'A' else 'B'}{token[n + 1 :]}"
-        for n in range(len(token))
-    ]
-    cut = [f"/results/{token[:n]}" for n in range(len(token))] + [path + "A", path + "/", path[:-1]]
-
-    assert run(ask(random)) == {404: 1_000}
-    assert run(ask(changed)) == {404: len(changed)}
-    assert run(ask(cut)) == {404: len(cut)}
-    assert run(send(foreign, path, "", method="GET")).status == 404
-    assert run(send(one, path, "", method="POST")).status == 405
+    for gateway, wrong in ((one, path[:-1]), (one, f"{path}A"), (one, f"{path}/"), (foreign, path)):
+        answer = run(send(gateway, wrong, "", method="GET"))
+        assert answer.status == 404 and b"secret" not in answer.body
     assert run(send(one, path, "", method="GET")).body == b"secret"
-    foreign.stop()
+
+
+def result_path(gateway: Server, body: str) -> str:
+    """Have a delivery accepted; return the path of its result, which is there."""
+    answer = run(send(gateway, "/accept", body))
+    run(result(gateway, answer))
+    return urlsplit(answer.headers["location"]).path
 
 
 def test_a_head_of_a_result_is_its_get_without_the_body(one):
-    answer = run(send(one, "/accept", "a result"))
-    run(result(one, answer))
-    path = urlsplit(answer.headers["location"]).path
+    path = result_path(one, "a result")
 
     async def ask(path: str) -> tuple[Answer, Answer]:
         async with await Connection.open(one.port) as connection:
@@ -279,66 +249,9 @@ def test_a_head_of_a_result_is_its_get_without_the_body(one):
     assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
-def test_many_who_ask_at_once_are_answered_over_few_connections(servers, one):
-    answer = run(send(one, "/accept", "asked for"))
-    run(result(one, answer))
-    path = urlsplit(answer.headers["location"]).path
+def test_many_who_ask_at_once_are_answered_over_few_connections(one):
+    path = result_path(one, "asked for")
 
     found = run(gather(*(send(one, path, "", method="GET") for _ in range(500))))
 
     assert {(a.status, a.body) for a in found} == {(200, b"asked for")}
-
-
-async def test_everything_accepted_is_executed_though_the_broker_is_killed(
-    servers, gateways, record_property
-):
-    broker, gateway = servers.broker, gateways["redis"]
-    broker.sync()
-    machine = broker.pids()
-    statuses: dict[str, int] = {}
-
-    async def accept(slot: int, slots: int) -> None:
-        """Send every so-and-so-manyth delivery at its time, on one connection."""
-        connection = await Connection.open(gateway.port)
-        for number in range(slot, int(RATE * SECONDS), slots):
-            await asyncio.sleep(began + number / RATE - monotonic())
-            body = f"killed-{number:07}"
-            answer = await connection.ask(request(body.encode(), "/accept"))
-            statuses[body] = answer.status
-        connection.writer.close()
-
-    async def kill_in_the_middle() -> None:
-        await asyncio.sleep(SECONDS / 3)
-        # Some messages have to lie in the queue when it happens.
-        servers.worker.freeze()
-        await asyncio.sleep(1)
-        await asyncio.to_thread(broker.kill)
-        assert not any(exists(pid) for pid in machine)
-        await asyncio.to_thread(broker.restart)
-        servers.worker.thaw()
-
-    began = monotonic() + 1
-    await asyncio.gather(kill_in_the_middle(), *(accept(n, 100) for n in range(100)))
-
-    accepted = {body for body, status in statuses.items() if status == 202}
-    assert set(statuses.values()) == {202, 503}
-    assert len(statuses) == int(RATE * SECONDS)
-
-    def missing() -> set[str]:
-        return accepted - {one.id for one in servers.executions("killed-")}
-
-    assert poll(lambda: not missing(), 60 + 3 * SECONDS), (
-        sorted(missing()),
-        broker.ctl("list_queues", "name", "messages_ready", "messages_unacknowledged", "consumers"),
-        servers.worker.output()[-3_000:],
-    )
-    record_property("statuses", dict(Counter(statuses.values())))
-    record_property("executed", len(servers.executions("killed-")))
-    tasks: dict[str, set[str]] = {}
-    for one in servers.executions("killed-"):
-        tasks.setdefault(one.id, set()).add(one.task)
-    twice = {body for body, ids in tasks.items() if len(ids) > 1}
-    theirs = set().union(*(tasks[body] for body in twice))
-    if twice:
-        lines = [str(one) for one in servers.executions("killed-") if one.task in theirs]
-        pytest.fail("\n".join(["one delivery has run as several tasks:", *lines]))

@@ -13,14 +13,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-import redis
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from gateway.admin.api import changes
 from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
-from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.integration.deliveries import URLS, Servers, answered, gather, keyed, run, send
 from tests.support.config import route
 from tests.support.http_client import Connection, request
 from tests.support.redis_kinds import account
@@ -30,17 +29,13 @@ from tests.support.waiting import eventually
 
 TOKEN = "of-these-tests-only"
 CONFIG = (
-    f"""\
-journal = 1000
-state_prefix = "api"
-{URLS}
-"""
+    f'journal = 1000\nstate_prefix = "api"\n{URLS}'
     + route("/accept", answer="accept")
     + route("/wait")
     + route("/gone", exchange="there.is.none", routing_key="x")
     + route("/needs", args=["json:/no/such"])
     + route("/pointer", args=["json:"])
-    + route("/once", idempotency="header:Idempotency-Key")
+    + keyed("/once")
 )
 
 
@@ -52,8 +47,7 @@ def closed(servers: Servers) -> Server:
 
 @pytest.fixture(autouse=True)
 def empty(servers: Servers) -> None:
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.flushdb()
+    servers.results.client.flushdb()
 
 
 Found = tuple[int, dict[str, str], Any]
@@ -74,14 +68,17 @@ def problem(found: Found) -> tuple[int, str, str]:
     return status, body["type"].removeprefix("urn:celery-gateway:"), body["detail"]
 
 
-def answered(server: Server, target: str, *bodies: str) -> list[int]:
-    return [each.status for each in run(gather(*(send(server, target, body) for body in bodies)))]
-
-
 def states(server: Server, **query: Any) -> list[str]:
     status, _, page = ask(server, "deliveries", **query)
     assert status == 200
     return [each["state"] for each in page["deliveries"]]
+
+
+def one(server: Server, target: str, body: str, state: str = "failed") -> dict[str, Any]:
+    """Send a delivery; return what is listed of it once it is in this state, as the only one."""
+    answered(server, target, body)
+    assert poll(lambda: states(server) == [state], 30)
+    return ask(server, "deliveries")[2]["deliveries"][0]
 
 
 def schema(server: Server, path: str, method: str) -> Draft202012Validator:
@@ -112,10 +109,8 @@ def test_deliveries_are_found_and_shown_as_the_document_says(gateway):
 
 def test_a_deep_argument_is_shown(gateway):
     deepest = "[" * MAX_LEVELS + "]" * MAX_LEVELS
-    assert answered(gateway, "/pointer", deepest) == [502]  # the task takes three arguments
-    assert poll(lambda: states(gateway) == ["failed"], 30)
-    _, _, page = ask(gateway, "deliveries")
-    status, _, shown = ask(gateway, f"deliveries/{page['deliveries'][0]['id']}")
+    found = one(gateway, "/pointer", deepest)  # the task takes three arguments
+    status, _, shown = ask(gateway, f"deliveries/{found['id']}")
     (argument,) = shown["call"]["args"]
     assert (status, json.dumps(argument)) == (200, deepest)
 
@@ -168,13 +163,10 @@ def test_what_is_not_there_is_told(gateway, servers):
     for path in ("deliveries", "changes"):
         assert problem(ask(without, path))[:2] == (404, "no-journal")
     assert "Nothing is counted" in page(without, "failures")
-    without.stop()
 
 
 def test_one_is_replayed(gateway):
-    assert answered(gateway, "/wait?seconds=no", "bad") == [502]
-    assert poll(lambda: states(gateway) == ["failed"], 30)
-    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    found = one(gateway, "/wait?seconds=no", "bad")
 
     status, _, replayed = ask(gateway, f"deliveries/{found['id']}/replay", "POST")
 
@@ -199,25 +191,20 @@ def test_one_that_cannot_be_replayed_is_a_conflict(gateway, servers):
     assert ask(gateway, path, "POST", again="true")[0] == 200
 
     # One that an interrupted replay may have published.
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.hset(f"api:{{journal}}:delivery:{well['id']}", "replaying", "task-7")
+    servers.results.client.hset(f"api:{{journal}}:delivery:{well['id']}", "replaying", "task-7")
     status, kind, said = problem(ask(gateway, f"deliveries/{well['id']}/replay", "POST"))
     assert (status, kind) == (409, "may-have-run") and said.endswith("see `again`: task task-7")
 
 
 def test_what_had_no_message_cannot_be_replayed(gateway):
-    assert answered(gateway, "/needs", "{}") == [400]
-    assert poll(lambda: states(gateway) == ["refused"], 30)
-    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    found = one(gateway, "/needs", "{}", "refused")
     for query in ({}, {"again": "true"}):
         refused = ask(gateway, f"deliveries/{found['id']}/replay", "POST", **query)
         assert problem(refused)[:2] == (409, "not-replayed")
 
 
 def test_what_the_broker_does_not_take_is_unavailable(servers, gateway):
-    assert answered(gateway, "/gone", "nobody") == [503]
-    assert poll(lambda: states(gateway) == ["refused"], 30)
-    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    found = one(gateway, "/gone", "nobody", "refused")
 
     status, kind, said = problem(ask(gateway, f"deliveries/{found['id']}/replay", "POST"))
 
@@ -330,15 +317,12 @@ def without(servers: Servers, command: str) -> Server:
 
 
 def test_a_replay_that_the_journal_cannot_note_is_told_with_its_task(servers, gateway):
-    assert answered(gateway, "/wait?seconds=no", "unnoted") == [502]
-    assert poll(lambda: states(gateway) == ["failed"], 30)
-    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    found = one(gateway, "/wait?seconds=no", "unnoted")
     path = f"deliveries/{found['id']}/replay"
 
     weak = without(servers, "hset")  # the first command, before it is published
     status, kind, said = problem(ask(weak, path, "POST"))
     assert (status, kind) == (503, "unavailable") and said.startswith("it may have been replayed: ")
-    weak.stop()
     assert len(servers.executions("unnoted")) == 0
 
     weak = without(servers, "hdel")  # the first one after it
@@ -348,19 +332,15 @@ def test_a_replay_that_the_journal_cannot_note_is_told_with_its_task(servers, ga
     # Until it would have ended it is under way.
     assert poll(lambda: problem(ask(weak, path, "POST"))[:2] == (409, "may-have-run"), 30)
     assert ask(gateway, f"deliveries/{found['id']}")[2]["replaying"] == task
-    weak.stop()
 
 
 def test_who_may_not_publish_replays_each_once(servers, gateway):
-    assert answered(gateway, "/wait?seconds=no", "unpublished") == [502]
-    assert poll(lambda: states(gateway) == ["failed"], 30)
-    (found,) = ask(gateway, "deliveries")[2]["deliveries"]
+    found = one(gateway, "/wait?seconds=no", "unpublished")
     weak = without(servers, "publish")
     status, _, replayed = ask(weak, f"deliveries/{found['id']}/replay", "POST")
     assert status == 200
     shown = ask(gateway, f"deliveries/{found['id']}")[2]
     assert (shown["task_id"], shown["replays"]) == (replayed["task_id"], 1)
-    weak.stop()
 
 
 def test_a_replay_is_told_that_the_gateway_ends(servers):
@@ -395,12 +375,10 @@ def test_two_who_replay_the_same_run_each_once(gateway):
 
 def test_a_reload_does_not_open_the_port_to_everybody(servers):
     gateway = servers.gateway("redis", f'admin_host = "0.0.0.0"\nadmin_token = "{TOKEN}"\n{CONFIG}')
-    (path,) = (each for each in servers.directory.glob("*.toml") if "0.0.0.0" in each.read_text())
-    path.write_text(CONFIG)
+    servers.config.write_text(CONFIG)
     os.kill(gateway.pid, signal.SIGHUP)
     assert poll(lambda: "not reloaded: admin_token: everybody" in gateway.output(), 30)
     assert problem(ask(gateway, "deliveries"))[:2] == (401, "unauthorized")
-    gateway.stop()
 
 
 def test_who_may_ask(gateway, closed):
@@ -550,12 +528,7 @@ async def test_an_open_stream_does_not_hold_up_the_end(servers):
 def test_a_redis_that_is_away_is_told(stack, start, servers, tmp_path):
     state = start(stack.redis)
     gateway = servers.gateway("redis", f'state_url = "{state.url}"\n{CONFIG}')
-    state.freeze()
-    try:
+    with state.frozen():
         for path in ("deliveries", "changes"):
             assert problem(ask(gateway, path))[:2] == (503, "unavailable")
-    finally:
-        state.thaw()
     assert ask(gateway, "deliveries")[0] == 200
-    gateway.stop()
-    state.stop()

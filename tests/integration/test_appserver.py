@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
 import time
 import uuid
-from functools import cache
 from pathlib import Path
 
 import pika
@@ -22,7 +22,7 @@ from appserver.worker import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.proxy import Proxy
 from tests.faults.servers import channel
-from tests.support.stack import StackError
+from tests.support.stack import StackError, shared
 from tests.support.waiting import until
 
 ROOT = str(Path(appserver.__file__).parents[1])
@@ -36,6 +36,7 @@ import os, signal
 import appserver
 import redis
 from celery import Celery
+from celery.exceptions import Reject
 from celery.result import allow_join_result
 from kombu import Exchange, Queue
 from appserver.reply_connection import reply_connection
@@ -78,8 +79,13 @@ def die(query, headers, body):
 
 @app.task
 def gate(query, headers, body):
-    redis.Redis.from_url(RESULTS, socket_timeout=None).blpop(body)
+    if query:
+        redis.Redis.from_url(RESULTS, socket_timeout=None).blpop(query["gate"])
     return body
+
+@app.task
+def refuse(query, headers, body):
+    raise Reject("as asked")
 
 @app.task(bind=True, max_retries=1)
 def again(self, query, headers, body):
@@ -181,10 +187,8 @@ def workers(stack, rabbitmq, redis_server, tmp_path_factory):
     directory = tmp_path_factory.mktemp("shop")
     (directory / "shop.py").write_text(SHOP)
 
-    started = []
-
-    @cache
-    def start(app, pool, results, queue, variable):
+    @shared
+    def start(app, pool, results, queue, variable, stream):
         queue = queue or f"test-{uuid.uuid4()}"
         server = stack.worker(
             rabbitmq.url,
@@ -193,15 +197,16 @@ def workers(stack, rabbitmq, redis_server, tmp_path_factory):
             pool,
             concurrency=2,
             queues=[queue],
-            env={"PYTHONPATH": ROOT, **({variable: queue} if variable else {})},
+            env={
+                "PYTHONPATH": ROOT,
+                "GATEWAY_WORKER_STREAM": stream,
+                **({variable: queue} if variable else {}),
+            },
             cwd=directory,
         )
-        started.append(server)
         return queue, server
 
-    yield start
-    for server in started:
-        server.kill()
+    return start
 
 
 @pytest.fixture
@@ -209,8 +214,8 @@ def worker(workers, rabbitmq):
     """Return a worker and a new requester; `variable` tells the worker its queue's name."""
     requesters = []
 
-    def start(app="appserver", pool="solo", results=None, queue=None, variable=None):
-        queue, server = workers(app, pool, results, queue, variable)
+    def start(app="appserver", pool="solo", results=None, queue=None, variable=None, stream="1"):
+        queue, server = workers(app, pool, results, queue, variable, stream)
         requesters.append(Requester(rabbitmq.url, queue))
         return server, requesters[-1]
 
@@ -395,7 +400,6 @@ def test_worker_waits_until_its_own_queue_is_free(celery, rabbitmq):
     # when it knows better,
     assert poll(lambda: f"{node} ready." in worker.output(), TIMEOUT)
     # then the worker serves.
-    worker.stop()
 
 
 def test_worker_on_redis_stores(stack, redis_server, store):
@@ -487,7 +491,7 @@ def test_own_app_with_results_elsewhere_does_not_start(stack, rabbitmq, tmp_path
 
 def test_task_events_come_with_heartbeats(celery, rabbitmq):
     """Flower takes a worker whose heartbeats it does not hear for dead."""
-    worker, node = celery("-E", "-P", "solo")
+    _, node = celery("-E", "-P", "solo")
     heard = []
 
     def hear(event):
@@ -500,7 +504,6 @@ def test_task_events_come_with_heartbeats(celery, rabbitmq):
     ):
         receiver = client.events.Receiver(link, handlers={"worker-heartbeat": hear})
         receiver.capture(timeout=TIMEOUT, wakeup=False)
-    worker.stop()
     assert heard == [node]
 
 
@@ -558,11 +561,10 @@ def test_alarm_moves_results_to_the_store(worker, store, rabbitmq):
     # Given a worker of which no connection but that for replies has published,
     server, requester = worker("shop", queue=f"test-{uuid.uuid4()}")
     requester.call("shop.echo")
-    first, second = (requester.send("shop.gate", f"{requester.queue} {n}") for n in range(2))
-    limit = "set_vm_memory_high_watermark"
+    gates = [{"gate": f"{requester.queue} {n}"} for n in range(2)]
+    first, second = (requester.send("shop.gate", query=gate) for gate in gates)
 
-    rabbitmq.ctl(limit, "0")
-    try:
+    with rabbitmq.alarm():
         # RabbitMQ takes one more message of each connection that knows of the alarm, and blocks it.
         until(lambda: states(rabbitmq, server) == {"blocking"})
         store.client.lpush(f"{requester.queue} 0", "go")
@@ -571,8 +573,6 @@ def test_alarm_moves_results_to_the_store(worker, store, rabbitmq):
 
         assert store.meta(second)["status"] == "SUCCESS"
         assert "The broker blocks replies" in server.output()
-    finally:
-        rabbitmq.ctl(limit, "0.4")
     assert requester.reply(first)[1]["status"] == "SUCCESS"
     assert requester.call("shop.echo")["status"] == "SUCCESS"
     assert store.now(first) is None
@@ -613,7 +613,6 @@ def test_a_frozen_node_is_left_and_replies_go_by_another(stack, rabbitmq, redis_
     assert "Cannot connect" not in output  # as it is not tried before the other
     assert re.findall(r"Connected to amqp://\S+:(\d+)//", output)[-1] != first
     requester.close()
-    worker.stop()
     for node in nodes.values():
         node.close()
 
@@ -639,5 +638,78 @@ def test_the_other_queues_are_consumed_while_the_node_of_a_classic_one_is_down(s
 
     for requester in (named, celery):
         requester.close()
-    for server in (worker, *nodes):
-        server.kill()
+
+
+# Many messages at once ----------------------------------------------------------------------
+
+
+def at_once(server, *sends):
+    """Let all messages be there before the worker reads one."""
+    os.kill(server.pid, signal.SIGSTOP)
+    ids = [send() for send in sends]
+    os.kill(server.pid, signal.SIGCONT)
+    return ids
+
+
+def test_no_reply_waits_for_a_slow_task(worker, redis_server):
+    # Given a task that was quick so far,
+    server, requester = worker("shop")
+    gate = f"gate-{uuid.uuid4()}"
+    for _ in range(3):
+        assert requester.call("shop.gate")["result"] == "hello"
+
+    # when it is slow once, after others that have come with it,
+    *quick, slow = at_once(
+        server,
+        *[lambda: requester.send("shop.gate")] * 5,
+        lambda: requester.send("shop.gate", query={"gate": gate}),
+    )
+
+    # then their replies are there before it ends.
+    assert [requester.reply(task_id)[1]["status"] for task_id in quick] == ["SUCCESS"] * 5
+    assert not requester.replied(slow)
+    redis_server.client.rpush(gate, "go")
+    assert requester.reply(slow)[1]["status"] == "SUCCESS"
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_messages_of_any_size_are_read(worker, rabbitmq, pool, switch):
+    server, requester = worker("shop", pool, stream=switch)
+    bodies = ["x" * size for size in (0, 300_000, 1, 65_000, 131_000, 5_000, 140_000, 64_000)] * 3
+
+    ids = at_once(server, *[lambda body=body: requester.send("shop.gate", body) for body in bodies])
+
+    assert [requester.reply(task_id)[1]["result"] for task_id in ids] == bodies
+    # Then all are acknowledged, so that nothing would run again.
+    until(lambda: messages(rabbitmq, requester.queue) == 0)
+
+
+def messages(rabbitmq, queue: str) -> int:
+    """Return how many messages are in the queue or not acknowledged."""
+    listed = rabbitmq.ctl("list_queues", "name", "messages", "--no-table-headers").split()
+    return int(listed[listed.index(queue) + 1])
+
+
+def test_what_cannot_be_run_stops_nothing(worker, rabbitmq):
+    server, requester = worker("shop")
+
+    def publish(body: bytes, content_type: str = "application/json", **headers) -> None:
+        headers = {"task": "shop.gate", "id": str(uuid.uuid4()), **headers}
+        properties = pika.BasicProperties(
+            content_type=content_type, content_encoding="utf-8", headers=headers
+        )
+        requester._channel.basic_publish("", requester.queue, body, properties)
+
+    call = json.dumps([[{}, {}, "x"], {}, {}]).encode()
+    at_once(
+        server,
+        lambda: publish(b"no JSON"),
+        lambda: publish(call, "application/x-python-serialize"),
+        lambda: publish(call, eta="never"),
+        lambda: publish(call, task="unknown"),
+        lambda: requester.send("shop.refuse"),
+    )
+
+    assert requester.call("shop.gate")["result"] == "hello"
+    until(lambda: messages(rabbitmq, requester.queue) == 0)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +41,7 @@ from gateway.journal.store import NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.writing import SizeWatch
 from gateway.stack.server import poll
 from tests import archive_kills
+from tests.support.parts import started
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
 
@@ -93,12 +94,6 @@ def answer(delivery_id: str, state: str, status: int = 200, error: str = "") -> 
     return (delivery_id, state, 0, "first", str(status), "0.25", "0.01", error, "1", "", b"")
 
 
-@asynccontextmanager
-async def journal(config: Config):
-    async with JournalStore.opened(config) as store:
-        yield store
-
-
 def archive(config: Config) -> int:
     return asyncio.run(Archiver(config).run_once())
 
@@ -114,7 +109,7 @@ def stored(config: Config) -> dict[str, Any]:
 
 def written(config: Config, *rows: Row) -> None:
     async def write() -> None:
-        async with journal(config) as store:
+        async with JournalStore.opened(config) as store:
             await store.write(rows)
 
     asyncio.run(write())
@@ -154,7 +149,7 @@ def test_a_delivery_is_archived_as_it_changes(config):
     }  # fmt: skip
 
     async def go_on() -> None:
-        async with journal(config) as store:
+        async with JournalStore.opened(config) as store:
             await store.settle("a", "first", End(FAILED, "ValueError: \0\ud800 no", 3))
             await store.begin_replay("b", "second", "first")
             await store.end_replay("b", "second", taken=True)
@@ -200,7 +195,7 @@ def test_what_the_archive_has_not_heard_of_yet_is_told_by_the_journal(config, mo
     archive(config)
 
     async def replay() -> None:
-        async with journal(config) as store:
+        async with JournalStore.opened(config) as store:
             await store.begin_replay("a", "second", "first")
             await store.end_replay("a", "second", taken=True)
 
@@ -331,7 +326,7 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
 
     async def seen(own: Config, damage: tuple[str, bytes | None]) -> None:
         """Damage a field of a delivery, or its key; all others are read and archived."""
-        async with journal(own) as store:
+        async with JournalStore.opened(own) as store:
             await store.write([begun("good", "hello"), begun("bad", "hello")])
             failed = (*answer("bad", FAILED, 502, "E: hello")[:2], 1)
             await store.write([failed + answer("bad", FAILED, 502, "E: hello")[3:]])
@@ -401,10 +396,7 @@ def test_a_reader_s_query_that_takes_too_long_is_ended(config, monkeypatch):
     archive(config)
     monkeypatch.setattr("gateway.archive.database.READ", 0.05)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i > 0)"
-    with (
-        pytest.raises(GatewayError, match="archive_url"),
-        Database(config).reading() as connection,
-    ):
+    with pytest.raises(GatewayError, match="archive_url"), Database(config).reading() as connection:
         connection.exec_driver_sql(f"{endless} SELECT max(i) FROM n").all()
 
 
@@ -544,11 +536,8 @@ def test_lag_and_what_was_missed_are_measured(results, tmp_path, metrics):
     written(config, *(begun(str(i)) for i in range(10)))
 
     async def watch(waiting: int) -> None:
-        async with journal(config) as store:
-            watch = SizeWatch(config, store, metrics)
-            await watch.start()
+        async with JournalStore.opened(config) as store, started(SizeWatch(config, store, metrics)):
             await eventually(lambda: metrics.get("gateway_archive_waiting") == waiting)
-            await watch.stop()
 
     asyncio.run(watch(10))
     assert metrics.get("gateway_archive_lag_seconds") > 0
@@ -604,7 +593,7 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
         Database(config).migrate()
 
     async def count() -> None:
-        async with journal(config) as store:
+        async with JournalStore.opened(config) as store:
             failing = await store.failing("process", 60.0, 10)
             assert failing is not None
             assert await store.count(failing, news=True) == 2

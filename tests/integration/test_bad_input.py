@@ -11,7 +11,7 @@ import pytest
 from tests.integration import bad_input
 from tests.integration.bad_input import NGINX
 from tests.integration.deliveries import Servers
-from tests.integration.recorder import RECORD, records
+from tests.integration.tasks import RECORD, records
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import without_refusals
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 BODY_TIMEOUT = 1.0  # seconds, the gateway's and nginx's
 TIMEOUT = 10.0  # seconds for any answer
 CONFIG = f"body_timeout = {BODY_TIMEOUT}\n" + route("/", RECORD)
-WORKER = {"app": "tests.integration.recorder", "concurrency": 1}
+WORKER = {"concurrency": 1}
 
 
 async def answers(server: Server, data: bytes, most: int = 1, end: bool = False) -> list[Answer]:

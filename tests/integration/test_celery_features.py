@@ -25,50 +25,38 @@ from tests.support.waiting import until
 QUEUE = "features"
 QUEUES = [QUEUE, *(f"{QUEUE}.{name}" for name in ("classic", "quorum", "late", "revoked"))]
 TASKS = ("seen", "stamps", "retries", "fails_once", "limited")
+NAME = ["json:/name"]
+PRIORITY = {"args": ["json:/priority"], "priority": "json:/priority", "answer": "accept"}
+
+
+def to(task: str, path: str = "", queue: str = QUEUE, **more: Any) -> str:
+    """Write a route to a task, on the path of its name and without arguments unless given."""
+    return route(path or f"/{task}", f"features.{task}", queue=queue, **{"args": [], **more})
+
+
+def through(exchange: str, **more: Any) -> str:
+    """Write a route to the task `seen` through an exchange."""
+    return route(f"/{exchange}", "features.seen", exchange=f"features.{exchange}", args=[], **more)
+
+
 CONFIG = (
-    URLS
-    + "timeout = 50\n"
-    + "".join(
-        f'[[routes]]\npath = "/{name}"\ntask = "features.{name}"\nqueue = "{QUEUE}"\nargs = []\n'
-        for name in TASKS
+    f"{URLS}timeout = 50\n"
+    + "".join(map(to, TASKS))
+    + to("limited", "/limited-briefly", deadline=1)
+    + to("meet", args=NAME)
+    + to("stored", args=["json:"])
+    + to("overruns", "/hard", time_limit=1)
+    + to("overruns", "/soft", soft_time_limit=1)
+    + to(
+        "noted", "/classic", "features.classic", queue_arguments={"x-max-priority": 10}, **PRIORITY
     )
-    + route("/limited-briefly", "features.limited", queue="features", args=[], deadline=1)
-    + route("/meet", "features.meet", queue="features", args=["json:/name"])
-    + route("/stored", "features.stored", queue="features", args=["json:"])
-    + route("/hard", "features.overruns", queue="features", args=[], time_limit=1)
-    + route("/soft", "features.overruns", queue="features", args=[], soft_time_limit=1)
-    + route(
-        "/classic",
-        "features.noted",
-        queue="features.classic",
-        queue_arguments={"x-max-priority": 10},
-        priority="json:/priority",
-        answer="accept",
-        args=["json:/priority"],
-    )
-    + route(
-        "/quorum",
-        "features.noted",
-        queue="features.quorum",
-        queue_type="quorum",
-        priority="json:/priority",
-        answer="accept",
-        args=["json:/priority"],
-    )
-    + route("/late", "features.noted", queue="features.late", args=["json:/name"], deadline=0.5)
-    + route("/in-time", "features.noted", queue="features.late", args=["json:/name"])
-    + route("/revoked", "features.noted", queue="features.revoked", args=["json:/name"])
-    + route(
-        "/direct", "features.seen", exchange="features.direct", routing_key="{json:/kind}", args=[]
-    )
-    + route("/fanout", "features.seen", exchange="features.fanout", args=[])
-    + route(
-        "/headers",
-        "features.seen",
-        exchange="features.headers",
-        message_headers={"region": "header:x-region"},
-        args=[],
-    )
+    + to("noted", "/quorum", "features.quorum", queue_type="quorum", **PRIORITY)
+    + to("noted", "/late", "features.late", args=NAME, deadline=0.5)
+    + to("noted", "/in-time", "features.late", args=NAME)
+    + to("noted", "/revoked", "features.revoked", args=NAME)
+    + through("direct", routing_key="{json:/kind}")
+    + through("fanout")
+    + through("headers", message_headers={"region": "header:x-region"})
 )
 
 
@@ -86,7 +74,7 @@ def servers(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[
         CELERY_WORKER_TASK_EVENTS="1",
     )
     yield servers
-    servers.stop()
+    servers.worker.stop()
     with kombu.Connection(rabbitmq.url) as connection:
         for queue in QUEUES:
             connection.default_channel.queue_delete(queue)
@@ -115,7 +103,7 @@ def gateway(servers: Servers, channel: Any) -> Server:
 
 @pytest.fixture(scope="module")
 def client(servers: Servers) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         yield client
 
 

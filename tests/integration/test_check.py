@@ -1,19 +1,18 @@
-"""`gateway check`: its lines, its JSON, and what it says of brokers and queues."""
+"""`gateway check`: its lines, its JSON, what it says of brokers and queues, and that it ends."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
+import pika
 import pytest
 
 from tests.docs.test_documents import ROOT
-from tests.integration.checking import apply, check, run, servers_at, write
+from tests.integration.checking import KEYED, ROUTE, apply, check, run, servers_at, write
 from tests.support.stack import RabbitMQ, free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -119,27 +118,13 @@ def test_a_virtual_host_that_is_missing(rabbitmq, redis_server):
     rabbitmq.ctl("delete_vhost", "new")
 
 
-class _NoBroker(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def http_server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), _NoBroker) as server:
-        Thread(target=server.serve_forever).start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-
-
 @pytest.mark.parametrize("peer", ["swapped", "http"])
-def test_a_port_of_something_else_is_told_in_a_line(rabbitmq, redis_server, peer):
-    ports = [server.port for server in (redis_server, rabbitmq)]
-    with http_server() as port:
-        broker, store = ports if peer == "swapped" else (port, port)
-        found = check(*servers_at(f"amqp://127.0.0.1:{broker}//", f"redis://127.0.0.1:{store}/0"))
+def test_a_port_of_something_else_is_told_in_a_line(stack, start, rabbitmq, redis_server, peer):
+    if peer == "swapped":
+        broker, store = redis_server.port, rabbitmq.port
+    else:
+        broker = store = start(lambda: stack.nginx([free_port()])).port
+    found = check(*servers_at(f"amqp://127.0.0.1:{broker}//", f"redis://127.0.0.1:{store}/0"))
     assert found.of("broker").status == found.of("results").status == "FAIL"
 
 
@@ -206,3 +191,258 @@ def test_the_embedded_broker_of_dev(stack, start):
     assert well.well and well.of("workers").text.startswith("1 answered")
     assert other.code == 1 and "database 0" in other.of("stored results").text
     assert frozen.code == 1 and "no answer within" in frozen.of("broker").text
+
+
+# Queues ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def channel(rabbitmq: RabbitMQ):
+    parameters = pika.URLParameters(rabbitmq.url.removesuffix("/") + "%2F")
+    with pika.BlockingConnection(parameters) as connection:
+        yield connection.channel()
+
+
+def test_what_is_missing_is_told_and_not_created(rabbitmq, urls, tmp_path):
+    config = write(tmp_path, ROUTE + 'queue = "no-such-queue"\ntask = "no.such.task"\n')
+    before = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
+
+    checked = check(*config, *urls)
+
+    assert checked.code == 1
+    told = checked.of("queue no-such-queue").text
+    assert "celery -A APP worker -n NAME@%h -Q no-such-queue" in told and "did you mean" not in told
+    assert "api.core.main" in checked.of("task no.such.task").text
+    after = rabbitmq.ctl("list_queues", "name"), rabbitmq.ctl("list_exchanges", "name")
+    assert after == before
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_misspelt_queue_is_told_with_the_one_that_was_meant(channel, urls, tmp_path, exists):
+    if exists:
+        channel.queue_declare("celry", durable=True)
+    try:
+        checked = check(*write(tmp_path, ROUTE + 'queue = "celry"\n'), *urls)
+    finally:
+        channel.queue_delete("celry")
+    assert checked.code == 1
+    text = checked.of("queue celry").text
+    assert text.startswith("no worker consumes it" if exists else "there is no such queue")
+    remove = ", and type: gateway check --delete-queue celry" if exists else ""
+    start = "start a worker: celery -A APP worker -n NAME@%h -Q celry"
+    assert f"did you mean celery? Then correct `queue` there{remove}. Otherwise {start}" in text
+
+
+def test_a_queue_is_deleted_only_if_nobody_needs_it(channel, urls, tmp_path):
+    def delete(name: str, own: str = "other") -> tuple[int, str]:
+        config = write(tmp_path, f'{ROUTE}queue = "{own}"\n')
+        checked = check(*config, *urls, "--delete-queue", name)
+        (line,) = checked.lines
+        assert line.check == f"queue {name}"
+        return checked.code, line.text
+
+    channel.queue_declare("celry", durable=True)
+    assert delete("celry", own="celry") == (
+        1,
+        "not deleted: the route / names it, so it would be declared again; correct `queue` there, "
+        "and reload the gateway (SIGHUP) first",
+    )
+    channel.basic_publish("", "celry", b"precious")
+    until(lambda: delete("celry")[1].startswith("not deleted: it has 0 consumers, 1 message"))
+    assert channel.basic_get("celry", auto_ack=True)[2] == b"precious"
+    assert delete("celry") == (0, "deleted: it was empty, and no worker consumed it")
+    assert delete("celry") == (1, "not deleted: NOT_FOUND - no queue 'celry' in vhost '/'")
+    code, text = delete("celery")
+    assert code == 1 and text.startswith("not deleted: it has 1 consumer, 0 messages waiting; stop")
+    channel.queue_declare("celry", durable=True, arguments={"x-queue-type": "quorum"})
+    code, text = delete("celry")
+    channel.queue_delete("celry")
+    assert code == 1 and text.endswith("rabbitmqctl delete_queue celry")
+    nobody = ["--broker", f"amqp://127.0.0.1:{free_port()}//"]
+    checked = check(*write(tmp_path, ROUTE), *urls, *nobody, "--delete-queue", "celry")
+    assert (checked.code, checked.of("queue celry").text[:13]) == (1, "not deleted: ")
+
+
+def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, urls, tmp_path):
+    channel.queue_declare("invoices", durable=True)
+    other = '[[routes]]\npath = "/other"\nqueue = "invoices"\n'
+    try:
+        checked = check(*write(tmp_path, ROUTE + 'queue = "invoice"\n' + other), *urls)
+    finally:
+        channel.queue_delete("invoices")
+    assert "did you mean invoices?" in checked.worst("queue invoice").text
+    assert "did you mean" not in checked.of("queue invoices").text
+
+
+@pytest.mark.parametrize(
+    ("own", "route"),
+    [
+        ({"x-queue-type": "quorum"}, ""),
+        ({}, 'queue_type = "quorum"\n'),
+        ({"x-max-length": 1000}, ""),
+        ({"x-overflow": "reject-publish"}, 'queue_arguments = { x-overflow = "drop-head" }\n'),
+        ({}, "queue_arguments = { x-max-length = 5 }\n"),
+    ],
+)
+def test_a_queue_that_is_not_what_the_route_declares(channel, urls, tmp_path, own, route):
+    channel.queue_declare("other", durable=True, arguments=own)
+    text = ROUTE + 'queue = "other"\n'
+    try:
+        checked = check(*write(tmp_path, text + route), *urls)
+        problems = [line.text for line in checked.lines if line.check == "queue other"]
+        (problem,) = (text for text in problems if "inequivalent" in text)
+        mended = check(*write(tmp_path, text + mend(problem)), *urls)
+    finally:
+        channel.queue_delete("other")
+    assert checked.code == 1
+    assert "inequivalent" not in str(mended)
+
+
+def mend(problem: str) -> str:
+    """Return the keys of the route that the remedy asks for."""
+    if found := re.search(r"set (queue_type = \S+) in the route", problem):
+        return found[1]
+    if found := re.search(r"add (\S+ = \S+) to queue_arguments", problem):
+        return f"queue_arguments = {{ {found[1]} }}"
+    assert re.search(r"take \S+ out of queue_arguments", problem)
+    return ""
+
+
+def test_a_queue_that_deletes_itself_or_is_another_connections_own(channel, urls, tmp_path):
+    channel.queue_declare("passing", durable=True, auto_delete=True)
+    channel.queue_declare("mine", exclusive=True)
+    config = write(tmp_path, ROUTE + 'queue = "passing"\n[[routes]]\npath = "/m"\nqueue = "mine"\n')
+    checked = check(*config, *urls)
+    channel.queue_delete("passing")
+    texts = [line.text for line in checked.lines if line.check == "queue passing"]
+    assert checked.code == 1
+    assert any("'auto_delete'" in text and "delete_queue passing" in text for text in texts)
+    assert "exclusive to another connection" in checked.of("queue mine").text
+
+
+def test_arguments_of_somebody_elses_queue_are_theirs(channel, urls, tmp_path):
+    channel.queue_declare("theirs", durable=True, arguments={"x-max-length": 1000})
+    config = write(tmp_path, ROUTE + 'queue = "theirs"\ndeclare = false\n')
+    checked = check(*config, *urls)
+    channel.queue_delete("theirs")
+    assert "inequivalent" not in str(checked) and "no worker consumes" in checked.of("queue").text
+
+
+def test_a_queue_without_consumers_keeps_its_messages(channel, urls, tmp_path):
+    channel.queue_declare("full", durable=True, arguments={"x-max-length": 1})
+    channel.basic_publish("", "full", b"precious")
+    limits = "queue_arguments = { x-max-length = 1 }\n"
+    checked = check(*write(tmp_path, ROUTE + 'queue = "full"\n' + limits), *urls)
+    _, _, body = channel.basic_get("full", auto_ack=True)
+    channel.queue_delete("full")
+    assert body == b"precious"
+    assert "no worker consumes it, with 1 message waiting" in checked.of("queue full").text
+
+
+def test_of_dynamic_queues_the_static_one_is_examined(rabbitmq, urls, tmp_path):
+    text = ROUTE.replace('path = "/"', 'path = "/{session}"')
+    text += 'queue = "session-{param:session}"\nqueue_pattern = "session-.+"\n'
+    before = rabbitmq.ctl("list_queues", "name")
+
+    checked = check(*write(tmp_path, text), *urls)
+
+    assert checked.of("queue celery").status == "ok"
+    found = checked.of("queue session-{param:session}")
+    assert found.status == "ok"
+    assert "at most 100 queues" in found.text
+    assert "workers on celery" in found.text
+    assert rabbitmq.ctl("list_queues", "name") == before
+
+
+# What hangs ------------------------------------------------------------------------------------
+
+
+# A resolver that does not answer, as seen by whoever looks up a name.
+NO_RESOLVER = """\
+import socket, threading
+_true = socket.getaddrinfo
+def getaddrinfo(host, *args, **kwargs):
+    if host in ("nobody.invalid", b"nobody.invalid"):
+        threading.Event().wait()
+    return _true(host, *args, **kwargs)
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+@pytest.mark.parametrize(
+    ("alarm", "end"),
+    [
+        (("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.6")),
+        (("set_disk_free_limit", "999GB"), ("set_disk_free_limit", "50MB")),
+    ],
+    ids=["memory", "disk"],
+)
+def test_an_alarm(rabbitmq, urls, alarm, end):
+    rabbitmq.ctl(*alarm)
+    try:
+        checked = check(*urls)
+        line = checked.of("broker")
+        assert checked.code == 1 and line.status == "FAIL" and "takes no messages" in line.text
+        assert checked.of("results").status == "ok"
+        apply(rabbitmq, line.text)
+        assert check(*urls).well
+    finally:
+        rabbitmq.ctl(*end)
+
+
+@pytest.mark.parametrize("frozen", [("broker",), ("store",), ("broker", "store")], ids="-".join)
+def test_frozen_servers(rabbitmq, redis_server, urls, tmp_path, frozen):
+    chosen = [s for n, s in {"broker": rabbitmq, "store": redis_server}.items() if n in frozen]
+    for server in chosen:
+        server.freeze()
+    try:
+        checked = check(*write(tmp_path, KEYED), *urls)
+    finally:
+        for server in chosen:
+            server.thaw()
+    assert checked.code == 1
+    for name, check_name in [("broker", "broker"), ("store", "results"), ("store", "state")]:
+        # There may be more: other tests' gateways have used the same Redis.
+        said = [line.text for line in checked.lines if line.check.startswith(check_name)]
+        assert said and any("no answer within" in text for text in said) == (name in frozen)
+    if "broker" in frozen:
+        assert checked.of("queues, workers and tasks").status == "skip"
+    else:
+        assert checked.of("stored results").status == "skip"
+        assert checked.of("task").status == "ok"
+
+
+def test_a_frozen_worker(urls, worker):
+    with worker.frozen():
+        checked = check(*urls)
+    line = checked.of("workers")
+    assert checked.code == 1 and line.status == "FAIL" and "frozen" in line.text
+    assert checked.of("task").status == "skip"
+    assert check(*urls).well
+
+
+def test_one_of_several_workers_is_frozen(stack, rabbitmq, redis_server, urls):
+    other = stack.worker(rabbitmq.url, redis_server.url)
+    other.freeze()
+    try:
+        checked = check(*urls)
+    finally:
+        other.kill()
+    line = checked.of("workers")
+    assert (checked.code, line.status) == (0, "warn")
+    assert "1 of 2 consumers of celery did not answer" in line.text
+    assert checked.of("stored results").status == "skip"
+    assert checked.of("task").status == "ok"
+
+
+@pytest.mark.parametrize("place", ["broker", "results"])
+def test_a_name_that_nobody_resolves(rabbitmq, redis_server, tmp_path, place):
+    (tmp_path / "sitecustomize.py").write_text(NO_RESOLVER)
+    broker, store = rabbitmq.url, redis_server.url
+    if place == "broker":
+        broker = "amqp://nobody.invalid//"
+    else:
+        store = "redis://nobody.invalid/0"
+    checked = check(*servers_at(broker, store), PYTHONPATH=str(tmp_path))
+    assert checked.of(place).status == "FAIL"
+    assert checked.of("results" if place == "broker" else "broker").status == "ok"

@@ -27,10 +27,8 @@ def client(results: Server) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def worker(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Iterator[Server]:
-    worker = stack.worker(rabbitmq.url, results.url)
-    yield worker
-    worker.kill()
+def worker(stack: Stack, rabbitmq: RabbitMQ, results: Server) -> Server:
+    return stack.worker(rabbitmq.url, results.url)
 
 
 def apply(client: redis.Redis, remedy: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from math import inf
@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import redis
 
 from gateway.answer import TEXT, Answer, of_outcome
 from gateway.celery_message import TaskIds
@@ -35,6 +34,7 @@ from gateway.errors import KeyConflict, StateUnavailable, Unanswered
 from gateway.outcome import FAILURE, Outcome
 from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.pipeline import Arg
+from tests.support.parts import started
 from tests.support.redis_kinds import KINDS, redis_of
 from tests.support.stack import Server
 from tests.support.waiting import eventually
@@ -44,9 +44,8 @@ SUCCESS = Answer(200, "text/plain", b"\x00done\xff", {"X-Slack-No-Retry": "1"})
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def redis_server(request, stack, certificates) -> Iterator[Server]:
-    with redis_of(request.param, stack, certificates) as server:
-        yield server
+def redis_server(request, stack, certificates) -> Server:
+    return redis_of(request.param, stack, certificates)
 
 
 @pytest.fixture
@@ -55,8 +54,7 @@ def two(redis_server: Server, patient: None) -> Callable[..., Two]:
 
     No lease ends by itself before the test does, unless `confirm_timeout` is a test's own.
     """
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
+    redis_server.client.flushdb()
     return partial(both, redis_server.state, confirm_timeout=60)
 
 
@@ -70,19 +68,15 @@ async def both(url: str, **settings: Any) -> AsyncIterator[tuple[Claims, Claims]
 @asynccontextmanager
 async def claims_of(config: Config) -> AsyncIterator[Claims]:
     """The claims of one process, whose store has answered for long."""
-    claims = Claims(config)
-    await claims.start()
-    try:
+    async with started(Claims(config)) as claims:
         await eventually(lambda: not claims.redis.error)
         claims.redis.well_since = lambda _key: 0.0  # though it connects to a node again
         yield claims
-    finally:
-        await claims.stop()
 
 
 def lapse(server: Server, claim: Claim, until: int = 1) -> None:
     """Have the claim's lease, or the time that its result is kept, end at `until` (ms)."""
-    with redis.Redis.from_url(server.url) as client:
+    with server.client as client:
         before = read(client.get(claim.key)).until.to_bytes(6)
         value = client.get(claim.key).replace(before, until.to_bytes(6))
         client.set(claim.key, value, keepttl=True)
@@ -90,7 +84,7 @@ def lapse(server: Server, claim: Claim, until: int = 1) -> None:
 
 def shift(server: Server, claim: Claim, seconds: float) -> None:
     """Have the first try of the claim been `seconds` later."""
-    with redis.Redis.from_url(server.url) as client:
+    with server.client as client:
         first = read(client.get(claim.key)).first
         shifted = (first + int(seconds * 1000)).to_bytes(6)
         value = client.get(claim.key).replace(first.to_bytes(6), shifted)
@@ -98,8 +92,7 @@ def shift(server: Server, claim: Claim, seconds: float) -> None:
 
 
 def read_claim(server: Server, claim: Claim) -> Record:
-    with redis.Redis.from_url(server.url) as client:
-        return read(client.get(claim.key))
+    return read(server.client.get(claim.key))
 
 
 def task(name: str) -> str:
@@ -168,7 +161,6 @@ async def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
             await asyncio.sleep(0.02)  # until its release is written, or its lease lapses
 
     assert (claim.state, claim.task_id) == (LAPSED, task("a"))
-    server.stop()
 
 
 # Redis rounds up what it allocates, by a quarter at the most. Its tables have 8,192 or 4,096 places
@@ -197,15 +189,12 @@ async def test_a_claim_takes_no_more_memory_than_documented(
             await claims(range(n, n + 100))
         used = memory(server) - before
 
-    with redis.Redis.from_url(server.url) as client:
-        assert client.dbsize() == number + 100
+    assert server.client.dbsize() == number + 100
     assert used / number <= most
-    server.stop()
 
 
 def memory(server: Server) -> int:
-    with redis.Redis.from_url(server.url) as client:
-        return client.info("memory")["used_memory"]
+    return server.client.info("memory")["used_memory"]
 
 
 async def test_a_large_answer_is_not_kept_beside_its_claim(two):
@@ -228,8 +217,7 @@ async def test_two_deployments_share_no_claims(redis_server, patient):
         async with claims_of(Config(state_url=redis_server.state, **settings)) as claims:
             return (await claims.take("x", b"digest", TaskIds().new())).state
 
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
+    redis_server.client.flushdb()
     apart = [
         {},
         {"broker_url": "amqp://127.0.0.1/other"},
@@ -367,12 +355,10 @@ async def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
 
     assert seconds < 4
     assert (claim.state, claim.task_id) == (CONFIRMED, task("a"))
-    server.stop()
 
 
 def keys(server: Server) -> list[bytes]:
-    with redis.Redis.from_url(server.url) as client:
-        return client.keys("*")
+    return server.client.keys("*")
 
 
 @pytest.mark.parametrize(
@@ -430,7 +416,7 @@ async def test_what_is_known_of_further_tasks_expires_with_their_delivery(two, r
     async with two() as (a, _):
         taken = TakenTasks(Config(idempotency_window=100), a.redis)
         await taken.add("x", [task("first")])
-        with redis.Redis.from_url(redis_server.url) as client:
+        with redis_server.client as client:
             (key,) = client.keys("*also:*")
             client.pexpire(key, 1_000)
             await taken.add("x", [task("second")])  # of a later try

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,10 +39,8 @@ OPEN = "\n[[routes]]\npath = '/open'\ntask = 'faults.run'\n"
 
 
 @pytest.fixture
-def nodes(stack: Stack) -> Iterator[Nodes]:
-    nodes = Nodes(stack, 3, replica=True)
-    yield nodes
-    nodes.stop()
+def nodes(stack: Stack) -> Nodes:
+    return Nodes(stack, 3, replica=True)
 
 
 @asynccontextmanager
@@ -106,14 +104,13 @@ async def test_claims_are_spread_over_the_nodes(nodes):
         await asyncio.gather(*(further.add(name, ["a", "b"]) for name in names(50)))
         assert await further.of("delivery-7", 0.0) == {"a", "b"}
     for node in nodes.masters:
-        with redis.Redis.from_url(node.url) as client:
-            assert client.dbsize() > 80
+        assert node.client.dbsize() > 80
 
 
 async def test_a_shard_that_fails_over_is_found(nodes):
     async with claims_on(nodes) as claims:
         before = await take_all(claims, mine := of_shard(0, 20))
-        with redis.Redis.from_url(nodes.masters[0].url) as client:
+        with nodes.masters[0].client as client:
             await eventually(lambda: client.wait(1, 100) == 1)
         nodes.masters[0].kill()
         with pytest.raises(StateUnavailable):
@@ -151,8 +148,7 @@ async def test_nothing_is_taken_twice_while_slots_move(nodes):
             claims.confirm(claim)
         found = await take_all(claims, list(first))
         assert {claim.state for claim in found} == {CONFIRMED}
-    with redis.Redis.from_url(target.url) as client:
-        assert client.dbsize() == 40
+    assert target.client.dbsize() == 40
 
 
 async def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
@@ -168,8 +164,7 @@ async def test_a_slot_that_is_half_moved_is_asked_on_both_sides(nodes):
         # A new key of such a slot is made by its next node, which has no script yet.
         new = await take(claims, there)
         assert (new.state, (await take(claims, there)).task_id) == (MINE, new.task_id)
-        with redis.Redis.from_url(target.url) as client:
-            assert client.dbsize() == 1
+        assert target.client.dbsize() == 1
 
 
 @asynccontextmanager
@@ -302,7 +297,7 @@ def of_gateway(nodes: Nodes, gateway: Server) -> dict[int, list[str]]:
 
 
 def size(node: Server) -> int:
-    with redis.Redis.from_url(node.url) as client:
+    with node.client as client:
         return sum(1 for key in client.scan_iter("gateway:*:{*}", 1_000) if b"}:" not in key)
 
 

@@ -26,14 +26,15 @@ from gateway.config.settings import TLS, Config
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.errors import BrokerUnavailable, Unroutable
 from gateway.metrics import Metrics
-from gateway.stack.programs import find
 from gateway.stores import result_store
-from gateway.stores.pipeline import Pipeline, results_of
+from gateway.stores.pipeline import results_of
 from gateway.strategies.celery_client import CeleryClient
 from tests.faults.proxy import Proxy
 from tests.integration.checking import check, servers_at
 from tests.support.certificates import Certificates
 from tests.support.config import route
+from tests.support.parts import pipeline_to, started
+from tests.support.redis_kinds import start_sentinel
 from tests.support.requests import fetch, post_each
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
@@ -90,11 +91,6 @@ def tail(server: Server) -> str:
     return server.output()[-3000:]
 
 
-def stop(*servers: Server) -> None:
-    with ThreadPoolExecutor(len(servers)) as pool:
-        list(pool.map(Server.stop, servers))
-
-
 # TLS --------------------------------------------------------------------------------------
 
 
@@ -131,12 +127,10 @@ def test_every_strategy_answers_over_tls_with_a_client_certificate(
         f'broker_url = "{broker.tls_url}"\nresult_backend = "{results.tls_url}"\n'
         f'[tls]\nca = "{tls.ca}"\ncert = "{tls.cert}"\nkey = "{tls.key}"\n'
     )
-    worker = stack.worker(broker.tls_url, results.tls_url, env=variables(tls))
+    stack.worker(broker.tls_url, results.tls_url, env=variables(tls))
     gateways = together(lambda s: stack.gateway("--strategy", s, "--config", str(toml)), STRATEGIES)
 
     assert answers(gateways) == dict.fromkeys(STRATEGIES, b"hello")
-
-    stop(worker, *gateways.values())
 
 
 def test_one_url_with_the_options_of_celerys_workers_serves_every_strategy(
@@ -148,15 +142,13 @@ def test_one_url_with_the_options_of_celerys_workers_serves_every_strategy(
         f"{results.tls_url}?ssl_cert_reqs=CERT_REQUIRED&{files}&protocol=3&decode_responses=true"
         "&socket_timeout=0.5&max_connections=20&health_check_interval=1"
     )
-    worker = stack.worker(broker.url, url)
+    stack.worker(broker.url, url)
     urls = "--broker", broker.url, "--result-backend", url
     gateways = together(lambda s: stack.gateway("--strategy", s, *urls), STRATEGIES)
 
     # The second time nothing is new: clients have read what they subscribed to for a while.
     for _ in range(2):
         assert answers(gateways) == dict.fromkeys(STRATEGIES, b"hello")
-
-    stop(worker, *gateways.values())
 
 
 def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
@@ -177,7 +169,6 @@ def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
             server = f":{urlsplit(url).port}"
             assert any(server in w and "certificate verify failed" in w for w in warnings), warnings
     assert answers(gateways) == dict.fromkeys(gateways, 503)
-    stop(*gateways.values())
 
 
 def verify_failed(gateway: Server) -> set[str]:
@@ -263,14 +254,10 @@ def connected(tls: TLS, broker: str, results: str) -> dict[str, bool]:
 
 async def connected_on_the_loop(config: Config) -> dict[str, bool]:
     clients = {"publisher": Publisher(config, Metrics()), "store": results_of(config, Metrics())}
-    for client in clients.values():
-        await client.start()
-    while "not connected yet" in [client.error for client in clients.values()]:
-        await asyncio.sleep(0.02)
-    found = {name: not client.error for name, client in clients.items()}
-    for client in clients.values():
-        await client.stop()
-    return found
+    async with started(*clients.values()):
+        while "not connected yet" in [client.error for client in clients.values()]:
+            await asyncio.sleep(0.02)
+        return {name: not client.error for name, client in clients.items()}
 
 
 def fails(call: Callable[[], object], error: type[Exception], fine: type[Exception] = ()) -> bool:
@@ -287,36 +274,21 @@ def fails(call: Callable[[], object], error: type[Exception], fine: type[Excepti
 
 
 @pytest.fixture
-def watched(stack: Stack, start) -> Iterator[SimpleNamespace]:
+def watched(stack: Stack, start) -> SimpleNamespace:
     """A master with its replica, and the Sentinel that watches them."""
     master = start(stack.redis)
     replica = stack.redis("--replicaof", "127.0.0.1", str(master.port))
-    port, conf = free_port(), stack.directory / "sentinel.conf"
-    conf.write_text(f"""\
-port {port}
-bind 127.0.0.1
-sentinel monitor gwmaster 127.0.0.1 {master.port} 1
-sentinel down-after-milliseconds gwmaster 500
-sentinel failover-timeout gwmaster 5000
-""")
-    sentinel = start(
-        lambda: stack.spawn(
-            "sentinel",
-            [find("redis-server", "redis-server"), str(conf), "--sentinel"],
-            ready="+slave ",  # it has found the replica
-        )
-    )
+    settings = "sentinel down-after-milliseconds main 500"
+    sentinel = start_sentinel(stack, master, "+slave ", settings)  # it has found the replica
     # The first of two Sentinels is away.
-    url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{port}/0?master_name=gwmaster"
-    yield SimpleNamespace(master=master, replica=replica, sentinel=sentinel, url=url)
-    stop(sentinel, replica, master)
+    url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{sentinel.port}/0"
+    url += "?master_name=main"
+    return SimpleNamespace(master=master, replica=replica, sentinel=sentinel, url=url)
 
 
 async def test_a_closed_client_leaves_no_connection_behind(watched):
     def clients() -> int:
-        port = urlsplit(watched.url.split(";")[1]).port
-        with redis.Redis(port=port) as sentinel:
-            return len(sentinel.client_list())
+        return len(watched.sentinel.client.client_list())
 
     before = clients()
 
@@ -330,17 +302,15 @@ async def test_a_closed_client_leaves_no_connection_behind(watched):
 def test_a_sentinel_that_is_silent_is_passed_over(watched):
     async def use(url: str) -> None:
         async with asyncio.timeout(TIMEOUT):
-            some = Pipeline(lambda: result_store.connect(Config(result_backend=url)), "test")
-            await some.start()
-            assert await some.run("PING") == b"PONG"  # in the time that a command has
-            await some.stop()
+            async with started(pipeline_to(url)) as some:
+                assert await some.run("PING") == b"PONG"  # in the time that a command has
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         asyncio.run(use(f"sentinel://127.0.0.1:{silent.getsockname()[1]}/0;{watched.url}"))
 
 
 def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watched):
-    worker = stack.worker(broker.url, watched.url)
+    stack.worker(broker.url, watched.url)
     options = "--broker", broker.url, "--result-backend", watched.url, "--timeout", "4"
     gateways = together(lambda s: stack.gateway("--strategy", s, *options), STORED)
     assert answers(gateways) == dict.fromkeys(gateways, b"hello")
@@ -350,7 +320,6 @@ def test_results_outlive_the_failover_of_their_master(stack: Stack, broker, watc
 
     until_all_answer(gateways)
     assert redis.Redis.from_url(watched.replica.url).keys("celery-task-meta-*")
-    stop(worker, *gateways.values())
 
 
 # A list of brokers, a prefix of keys --------------------------------------------------------
@@ -397,7 +366,7 @@ def brokers(broker: RabbitMQ) -> Iterator[Brokers]:
 
 
 @pytest.fixture(scope="module")
-def listed(stack, broker, brokers, results, tmp_path_factory) -> Iterator[Gateways]:
+def listed(stack, broker, brokers, results, tmp_path_factory) -> Gateways:
     """All strategies with two brokers, the first one dead, and a prefix for their keys."""
     prefix = {"GATEWAY_RESULT_KEY_PREFIX": PREFIX}
     home = tmp_path_factory.mktemp("shop")
@@ -424,9 +393,9 @@ def listed(stack, broker, brokers, results, tmp_path_factory) -> Iterator[Gatewa
             env={"BROKER": broker.url, "BACKEND": results.url, "PYTHONPATH": str(home)},
         )
         gateways = together(gateway, STRATEGIES)
-        workers = worker.result(), shop.result()
-    yield gateways
-    stop(*gateways.values(), *workers)
+        for started in (worker, shop):
+            started.result()
+    return gateways
 
 
 def test_the_second_broker_serves_while_the_first_is_dead(listed):

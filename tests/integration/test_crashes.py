@@ -67,7 +67,6 @@ async def test_a_retry_elsewhere_is_answered_by_one_task(
     record_property("executed_again", again)
     # The result was there before the lease had lapsed: nobody published again.
     assert again[CONFIRMED] == 0
-    other.stop()
 
 
 @pytest.mark.parametrize("strategy", ["pika", "gevent"])
@@ -77,11 +76,8 @@ def test_what_was_not_confirmed_is_published_again_under_the_same_id(servers, st
     # Who publishes by kombu has to have a connection.
     assert run(deliver(gateway, f"before-{strategy}")).status == 200
 
-    servers.broker.freeze()
-    try:
+    with servers.broker.frozen():
         refused = run(gather(*(deliver(gateway, key) for key in keys)))
-    finally:
-        servers.broker.thaw()
     run(eventually(lambda: is_ready(gateway)))
     answers = run(gather(*(deliver(gateway, key) for key in keys)))
 
@@ -89,18 +85,14 @@ def test_what_was_not_confirmed_is_published_again_under_the_same_id(servers, st
     assert [a.body.decode() for a in answers] == keys
     for key in keys:
         assert len({one.task for one in servers.executions(key)}) == 1
-    gateway.stop()
 
 
 def test_a_sender_that_leaves_before_the_confirm_has_delivered(servers):
     gateway = servers.gateway("pika", KEYED)
 
-    servers.broker.freeze()
-    try:
+    with servers.broker.frozen():
         left = run(deliver(gateway, "left", patience=1))
         run(eventually(lambda: metric(gateway, "gateway_clients_gone_total")))
-    finally:
-        servers.broker.thaw()
     run(eventually(lambda: servers.executions("left")))
 
     assert left is None
@@ -108,4 +100,3 @@ def test_a_sender_that_leaves_before_the_confirm_has_delivered(servers):
     run(eventually(lambda: state_of(servers.results, "left") == "done"))
     assert run(deliver(gateway, "left")).body == b"left"
     assert len(servers.executions("left")) == 1
-    gateway.stop()

@@ -6,23 +6,23 @@ import hmac
 import json
 import time
 from collections.abc import Callable
-from functools import cache
 
 import pytest
-import redis
 
 from gateway.cli import main
 from gateway.stack.server import poll
 from gateway.stores import pipeline
-from tests.integration.deliveries import Servers, gather, run, send
+from tests.integration.deliveries import URLS, Servers, gather, run, send
 from tests.support.config import route, source
-from tests.support.http_client import Connection, request
+from tests.support.http_client import ask, request
 from tests.support.requests import metric
-from tests.support.stack import Server, free_port
+from tests.support.stack import Server, free_port, shared
 
 CONFIG = (
-    source("shop", "github", secrets=["sesame"])
+    URLS
+    + source("shop", "github", secrets=["sesame"])
     + route("/orders/{shop}")
+    + route("/accept", answer="accept")
     + route("/later", queue="journal-later", deadline=1.0)
     + route("/deleted", queue="journal-deleted", deadline=1.0)
     + route("/signed", source="shop")
@@ -34,7 +34,7 @@ CONFIG = (
 @pytest.fixture(scope="module")
 def start_gateway(servers: Servers) -> Callable[[str, int], Server]:
     """Start a gateway, or return the one that another test has started."""
-    return cache(
+    return shared(
         lambda strategy, journal: servers.gateway(strategy, f"journal = {journal}\n{CONFIG}")
     )
 
@@ -42,8 +42,7 @@ def start_gateway(servers: Servers) -> Callable[[str, int], Server]:
 @pytest.fixture
 def gateway(start_gateway, redis_server: Server) -> Callable[..., Server]:
     """Return a gateway on an empty journal."""
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
+    redis_server.client.flushdb()
     return lambda strategy="redis", journal=100: start_gateway(strategy, journal)
 
 
@@ -57,11 +56,9 @@ def deliveries(servers: Servers, capsys, tmp_path) -> Callable[..., tuple[int, s
     declared = CONFIG.replace(queue, f"{queue}declare = false\n")
     config.write_text(f"journal = 100\n{declared}")
 
-    def deliveries(*args: str) -> tuple[int, str, str]:
-        urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-        urls += ["--config", str(config)] if args[0] == "replay" else []
-        code = main(["deliveries", args[0], *urls, *args[1:]])
-        return code, *capsys.readouterr()
+    def deliveries(command: str, *args: str) -> tuple[int, str, str]:
+        own = ["--config", str(config)] if command == "replay" else []
+        return servers.deliveries(capsys, command, *own, *args)
 
     return deliveries
 
@@ -148,7 +145,7 @@ def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries):
     # and which have expired since,
     expired = time.time() + 0.5 + 2
     assert poll(lambda: time.time() > expired, 30)
-    worker = servers.start_worker(["journal-later"], 1)
+    servers.start_worker(["journal-later"], 1)
     # when they are replayed,
     entries.sort(key=lambda entry: json.loads(deliveries("show", entry["id"])[1])["body"])
     code, out, err = deliveries("replay", *(entry["id"] for entry in entries))
@@ -167,7 +164,6 @@ def test_what_had_no_worker_is_run_by_a_replay(servers, gateway, deliveries):
     assert first == "of 1 to replay, 1 succeeded" and " audit: replay by " in second
     tasks = {one.task for one in servers.executions(bodies[0])} | {entries[0]["task_id"]}
     assert len(tasks) == 3
-    worker.stop()
 
 
 def test_a_replay_says_what_failed_and_what_was_not_taken(servers, gateway, deliveries):
@@ -260,33 +256,21 @@ def test_whose_sender_has_left_is_written_as_gone(gateway, deliveries):
 
 
 def test_bytes_stay_bytes(gateway, deliveries):
-    server = gateway()
-
-    async def post() -> int:
-        async with await Connection.open(server.port) as connection:
-            return (await connection.ask(request(b"\xff\x00", "/later"))).status
-
-    assert run(post()) == 504
+    assert run(ask(gateway().port, request(b"\xff\x00", "/later"))).status == 504
     (entry,) = listed(deliveries, 1)
     _, out, _ = deliveries("show", entry["id"])
     assert json.loads(out)["body"] == {"__type__": "base64", "__value__": "/wA="}
 
 
-def test_so_many_are_kept_and_hardly_more(results, gateway, deliveries):
-    server = gateway(journal=10)
-    run(gather(*(send(server, f"/orders/{n}", f"order {n}") for n in range(300))))
-    assert len(listed(deliveries, 10, "--limit", "1000")) <= 110
-
-
 async def test_no_request_waits_for_the_journal(stack, start, servers):
     results = start(stack.redis)
-    file = servers.directory / "no-redis.toml"
-    file.write_text(f"journal = 100\n{CONFIG}")
-    urls = ["--broker", servers.broker.url, "--result-backend", results.url]
-    server = stack.gateway("--strategy=pika", *urls, "--config", str(file))
+    options = ("--result-backend", results.url)
+    server = servers.gateway("pika", f"journal = 100\n{CONFIG}", *options)
 
-    results.freeze()
-    try:
+    with results.frozen():
+        # The first ones that are accepted wait a little, and those after it has failed do not.
+        accepted = await gather(*(send(server, "/accept", f"a {n}") for n in range(2)))
+        assert [answer.status for answer in accepted] == [202, 202]
         # Even the slowest machine does not take that long for each.
         took = []
         for number in range(20):
@@ -295,14 +279,11 @@ async def test_no_request_waits_for_the_journal(stack, start, servers):
             took.append(time.monotonic() - began)
         assert min(took) < pipeline.PATIENCE
         assert poll(lambda: "cannot be written to the journal" in server.output(), 30)
-    finally:
-        results.thaw()
+        assert (await send(server, "/accept", "b")).status == 202
     # When Redis is there again, it gets all of them.
-    with redis.Redis.from_url(results.url) as client:
-        assert poll(lambda: client.xlen("gateway:/::{journal}:deliveries") == 20, 30)
+    with results.client as client:
+        assert poll(lambda: client.xlen("gateway:/::{journal}:deliveries") == 23, 30)
     assert metric(server, "gateway_journal_lost_total") == 0
-    server.stop()
-    results.stop()
 
 
 def test_mistakes_are_told_in_one_line(deliveries, tmp_path, capsys):
@@ -311,10 +292,11 @@ def test_mistakes_are_told_in_one_line(deliveries, tmp_path, capsys):
     search = "`gateway deliveries list --text TEXT` finds a number or a name in a delivery"
     assert (code, err) == (1, f"gateway: no such delivery in the journal: {unknown}; {search}\n")
     dead = f"redis://:sesame@127.0.0.1:{free_port()}/0"
-    assert main(["deliveries", "list", "--result-backend", dead]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gateway: redis://") and "GATEWAY_RESULT_BACKEND" in line
-    assert "sesame" not in line
+    for command in ("list", "watch"):
+        assert main(["deliveries", command, "--result-backend", dead]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("gateway: redis://") and "GATEWAY_RESULT_BACKEND" in line
+        assert "sesame" not in line
     file = tmp_path / "gateway.toml"
     file.write_text('strategy = "pika"\nresult_backend = ""\njournal = 5\n')
     assert main(["deliveries", "list", "--config", str(file)]) == 1

@@ -164,10 +164,7 @@ def test_workers_are_given_only_what_they_need():
     secrets = re.findall(r"create secret generic (\w+) (.*?)(?=\n +(?:kubectl|helm))", text, re.S)
     given = {name: set(re.findall(r"=(GATEWAY_\w+)=", text)) for name, text in secrets}
     assert given["worker"] <= WORKERS < given["gateway"] | WORKERS
-    assert {*given} == {
-        VALUES["gateway"]["existingSecret"],
-        VALUES["worker"]["existingSecret"],
-    }
+    assert {*given} == {VALUES["gateway"]["existingSecret"], VALUES["worker"]["existingSecret"]}
     gateway, worker = (read_unit(unit)["Service"] for unit in UNITS[::-1])
     assert gateway["EnvironmentFile"] != worker["EnvironmentFile"]
     # Who runs under the same account can read the other's environment.
@@ -200,7 +197,6 @@ def test_claims_outlive_a_redis_that_is_killed(deployed_redis):
         server.restart()
         assert client.get("gateway:claim") == b"taken"
         options = client.config_get("maxmemory", "maxmemory-policy", "appendfsync", "appendonly")
-    server.stop()
     assert (options["appendonly"], options["appendfsync"]) == ("yes", "everysec")
     assert options["maxmemory-policy"] == "noeviction"
     # Nothing of it is lost with the container, and a rewrite of the file has room.
@@ -215,10 +211,9 @@ def test_claims_outlive_a_redis_that_is_killed(deployed_redis):
 
 
 def test_results_are_not_written_to_disk_and_never_evicted(deployed_redis):
-    server, client = deployed_redis("redis")
+    _, client = deployed_redis("redis")
     with client:
         options = client.config_get("maxmemory", "maxmemory-policy", "save", "appendonly")
-    server.stop()
     assert (options["save"], options["appendonly"]) == ("", "no")
     assert options["maxmemory-policy"] == "noeviction"
     assert bytes_of(SERVICES["redis"]["mem_limit"]) > int(options["maxmemory"])

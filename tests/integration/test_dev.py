@@ -24,6 +24,7 @@ from gateway.config.settings import Config
 from gateway.stack.programs import find_rabbitmq
 from tests.docs.test_documents import text
 from tests.docs.test_readme import output_until
+from tests.support import command
 from tests.support.requests import fetch
 from tests.support.stack import Server, Stack, StackError, free_port
 from tests.support.waiting import until
@@ -59,7 +60,7 @@ def dev(directory: Path, *args: str, **env: str) -> Iterator[SimpleNamespace]:
     port = free_port()
     ports = ["--port", str(port), "--admin-port", str(free_port())]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "dev", *ports, *args],
+        [*command.GATEWAY, "dev", *ports, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=directory,
@@ -82,6 +83,12 @@ def write(directory: Path, app: str, toml: str = "") -> None:
     (directory / "gateway.toml").write_text(toml)
 
 
+def exported(said: str) -> dict[str, str]:
+    """Return the environment with what the line for other commands sets."""
+    (line,) = re.findall(r"^    export (.*)", said, re.M)
+    return {**os.environ, **dict(each.split("=", 1) for each in shlex.split(line))}
+
+
 # An app of one's own ----------------------------------------------------------------------------
 
 
@@ -102,13 +109,7 @@ def test_the_readmes_app_answers_and_leaves_its_own_broker_alone(stack, start, t
         ) as tried:
             answer = fetch(f"{tried.url}{path}", method="POST", body=data.encode())
             send = shlex.split(README_SEND.replace("http://127.0.0.1:8000", tried.url))
-            sent = subprocess.run(
-                [sys.executable, "-m", "gateway", *send],
-                env={**os.environ, **secret},
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-            )
+            sent = command.run(*send, env={**os.environ, **secret}, cwd=tmp_path)
 
         # then its task has its own arguments, from either sender,
         assert (answer.status, answer.body) == (200, b"order 7 of berlin is taken")
@@ -134,14 +135,11 @@ def test_a_ready_block_gets_rabbitmq_and_a_stock_app_may_use_pika(stack, start, 
         url = f"{tried.url}/orders/berlin?tag=a&tag=b"
         answer = fetch(url, method="POST", body=b"one")
         # The line for other commands has all that they need, whatever was made up.
-        (exported,) = re.findall(r"^    export (.*)", tried.said, re.M)
-        env = {**os.environ, **dict(each.split("=", 1) for each in shlex.split(exported))}
-        command = [sys.executable, "-m", "gateway"]
-        checked = subprocess.run([*command, "check"], env=env, capture_output=True, text=True)
-        listed = subprocess.run([*command, "deliveries", "list"], env=env, capture_output=True)
+        checked = command.run("check", env=exported(tried.said))
+        listed = command.run("deliveries", "list", env=exported(tried.said))
         assert "\nok    stored results: " in checked.stdout or "ok    replies" in checked.stdout
         assert "strategy pika" in checked.stdout.splitlines()[0], checked.stdout
-        assert listed.returncode == 0 and b"/orders/{shop}" in listed.stdout, listed
+        assert listed.returncode == 0 and "/orders/{shop}" in listed.stdout, listed
 
     assert (answer.status, answer.body) == (200, b"berlin takes one ['a', 'b'] from 127.0.0.1")
     said = tried.said
@@ -170,10 +168,7 @@ def test_what_has_changed_is_started_anew_and_what_is_wrong_is_not(tmp_path):
             tried.said += output_until(tried.process, text)
 
         assert answer() == b"order 7 of berlin is taken"
-        (exported,) = re.findall(r"^    export (.*)", tried.said, re.M)
-        env = {**os.environ, **dict(each.split("=", 1) for each in shlex.split(exported))}
-        command = [sys.executable, "-m", "gateway", "check"]
-        checked = subprocess.run(command, env=env, capture_output=True, text=True)
+        checked = command.run("check", env=exported(tried.said))
         assert {line[:5] for line in checked.stdout.splitlines()} == {"ok   "}, checked.stdout
 
         # When the app changes, a new worker runs it, and the old one ends when it has one;
@@ -211,14 +206,8 @@ def test_what_has_changed_is_started_anew_and_what_is_wrong_is_not(tmp_path):
 def test_what_keeps_the_app_from_starting_is_told_once(tmp_path):
     write(tmp_path, "raise RuntimeError('no database here')")
     for app, told in [("shop", "no database here"), ("shops", "there is no module shops in")]:
-        ran = subprocess.run(
-            [sys.executable, "-m", "gateway", "dev", "--app", app, "--port", str(free_port())]
-            + ["--admin-port", str(free_port())],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=60,
-        )
+        ports = ("--port", str(free_port()), "--admin-port", str(free_port()))
+        ran = command.run("dev", "--app", app, *ports, cwd=tmp_path)
         assert ran.returncode == 1
         assert f"{ran.stdout}{ran.stderr}".count(told) == (2 if app == "shop" else 1), ran.stdout
         assert "Traceback" not in ran.stdout
@@ -259,10 +248,9 @@ def test_results_that_the_gateway_cannot_read_are_told(stack: Stack, start, tmp_
     serializer = "app.conf.update(result_serializer='yaml', accept_content=['json', 'yaml'])"
     write(tmp_path, f"from celery import Celery\napp = Celery('shop')\n{serializer}\n")
     env = {"GATEWAY_BROKER_URL": server.url, "GATEWAY_RESULT_BACKEND": server.url}
-    worker = stack.attached_worker("shop", ["celery"], {**env, "PYTHONPATH": str(tmp_path)})
+    stack.attached_worker("shop", ["celery"], {**env, "PYTHONPATH": str(tmp_path)})
     with pytest.raises(StackError, match="set result_serializer = 'json'"):
         first_task.run(config(server), ["celery"])
-    worker.stop()
 
 
 def test_on_somebodys_broker_the_first_task_has_a_queue_of_its_own(stack, rabbitmq, redis_server):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import kombu
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.checking import servers_at
-from tests.integration.deliveries import ROOT, URLS, Servers, gather, run, send
+from tests.integration.deliveries import URLS, Servers, answered, gather, run, send
+from tests.support import command
 from tests.support.config import route
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server
@@ -51,15 +48,13 @@ app = Celery("x", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 def run(query, headers, body):
     return body
 """
-WORKER = {"queues": ["sessions"], "concurrency": 1, "app": "tests.integration.dynamic_tasks"}
+WORKER = {"queues": ["sessions"], "concurrency": 1}
 OWN_BROKER = True
 
 
 @pytest.fixture
-def gateway(servers: Servers) -> Iterator[Server]:
-    gateway = servers.gateway("redis", routes())
-    yield gateway
-    gateway.stop()
+def gateway(servers: Servers) -> Server:
+    return servers.gateway("redis", routes())
 
 
 def listed(broker: RabbitMQ, begin: str) -> dict[str, tuple[int, int]]:
@@ -79,10 +74,6 @@ def known(gateway: Server) -> list[str]:
     return json.loads(run(send(gateway, "/known", "")).body)
 
 
-def answered(gateway: Server, target: str, body: str) -> int:
-    return run(send(gateway, target, body)).status
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_queue_is_made_on_first_use_and_consumed_at_once(servers, strategy):
     gateway = servers.gateway(strategy, routes(60))
@@ -92,7 +83,6 @@ def test_a_queue_is_made_on_first_use_and_consumed_at_once(servers, strategy):
     queue = f"session-{strategy}"
     until(lambda: listed(servers.broker, queue) == {queue: (0, 1)})
     assert held(gateway, "/wait/{session}") == 1
-    gateway.stop()
 
 
 def test_a_name_outside_the_pattern_is_a_400_that_names_it(gateway, servers):
@@ -107,10 +97,10 @@ def test_no_more_queues_than_the_limit(gateway, servers):
     some = [run(send(gateway, f"/accept/limit-{n}", f"limit-{n}")) for n in range(4)]
     assert [each.status for each in some] == [202, 202, 202, 503]
     assert some[3].type == "queue-limit"
-    assert answered(gateway, "/accept/limit-0", "limit-again") == 202
+    assert answered(gateway, "/accept/limit-0", "limit-again") == [202]
     assert len(listed(servers.broker, "accepted-limit")) == 3
     # One that is gone makes room for another.
-    until(lambda: answered(gateway, "/accept/limit-9", "limit-9") == 202)
+    until(lambda: answered(gateway, "/accept/limit-9", "limit-9") == [202])
 
 
 def test_thirty_queues_go_when_they_are_idle(servers):
@@ -128,13 +118,12 @@ def test_thirty_queues_go_when_they_are_idle(servers):
     assert not [name for name in known(gateway) if name not in before]
     bindings = servers.broker.ctl("list_bindings", "-s", "source_name", "destination_name")
     assert "session-idle" not in bindings
-    gateway.stop()
 
 
 def test_a_queue_in_use_stays(gateway, servers):
     end = time.monotonic() + 2 * EXPIRES
     while time.monotonic() < end:
-        assert answered(gateway, "/wait/used", "used") == 200
+        assert answered(gateway, "/wait/used", "used") == [200]
         time.sleep(0.5)
     assert listed(servers.broker, "session-used") == {"session-used": (0, 1)}
 
@@ -143,31 +132,29 @@ def test_a_stock_worker_consumes_and_stops_consuming(stack, servers, tmp_path):
     (tmp_path / "stock.py").write_text(STOCK)
     env = {"BROKER": servers.broker.url, "BACKEND": servers.results.url}
     env["PYTHONPATH"] = str(tmp_path)
-    stock = stack.worker(servers.broker.url, app="stock", queues=["stock"], cwd=tmp_path, env=env)
+    stack.worker(servers.broker.url, app="stock", queues=["stock"], cwd=tmp_path, env=env)
     gateway = servers.gateway("redis", routes(static="stock"))
-    assert answered(gateway, "/wait/stock", "stock") == 200
+    assert answered(gateway, "/wait/stock", "stock") == [200]
     until(lambda: listed(servers.broker, "session-stock") == {"session-stock": (0, 1)})
     until(lambda: not listed(servers.broker, "session-stock"))
-    assert answered(gateway, "/wait/stock", "stock") == 200
-    gateway.stop()
-    stock.stop()
+    assert answered(gateway, "/wait/stock", "stock") == [200]
 
 
 def test_the_worker_that_is_lost_is_replaced(gateway, servers):
-    assert answered(gateway, "/wait/lost", "lost-0") == 200
+    assert answered(gateway, "/wait/lost", "lost-0") == [200]
     servers.worker.kill()
     until(lambda: listed(servers.broker, "session-lost") == {"session-lost": (0, 0)})
-    starting = asyncio.to_thread(servers.start_worker, ["sessions"], 1)
-    answer, servers.worker = run(gather(send(gateway, "/wait/lost", "lost-1"), starting))
+    restarting = asyncio.to_thread(servers.worker.restart)
+    answer, _ = run(gather(send(gateway, "/wait/lost", "lost-1"), restarting))
     assert (answer.status, answer.body) == (200, b"lost-1")
 
 
 def test_a_queue_that_was_deleted_is_declared_again(gateway, servers):
-    assert answered(gateway, "/accept/deleted", "deleted-0") == 202
+    assert answered(gateway, "/accept/deleted", "deleted-0") == [202]
     until(lambda: servers.executions("deleted-0"))
     with kombu.Connection(servers.broker.url) as connection:
         connection.default_channel.queue_delete("accepted-deleted")
-    assert answered(gateway, "/accept/deleted", "deleted-1") == 202
+    assert answered(gateway, "/accept/deleted", "deleted-1") == [202]
     until(lambda: servers.executions("deleted-1"))
 
 
@@ -182,73 +169,63 @@ def test_a_queue_with_other_arguments_is_a_503(gateway, servers):
 
 
 def test_a_broker_that_answers_too_late_keeps_no_channels(gateway, servers):
-    assert answered(gateway, "/wait/late", "late") == 200
+    assert answered(gateway, "/wait/late", "late") == [200]
 
     def channels() -> int:
         return len(servers.broker.ctl("list_channels", "-s", "pid").splitlines())
 
     before = channels()
 
-    servers.broker.freeze()
-    try:
+    with servers.broker.frozen():
         sent = (send(gateway, f"/wait/late-{n}", f"late-{n}") for n in range(12))
         assert [answer.status for answer in run(gather(*sent))] == [503] * 12
-    finally:
-        servers.broker.thaw()
-    until(lambda: answered(gateway, "/wait/late", "late") == 200)
+    until(lambda: answered(gateway, "/wait/late", "late") == [200])
     until(lambda: channels() <= before)
 
 
 def test_a_replayed_delivery_does_not_go_with_an_idle_queue(servers):
     gateway = servers.gateway("redis", f"journal = 10\n{routes()}")
-    assert answered(gateway, "/accept/again", "replayed") == 202
+    assert answered(gateway, "/accept/again", "replayed") == [202]
     until(lambda: servers.executions("replayed"))
     gateway.stop()
     servers.worker.kill()
     time.sleep(EXPIRES / 2 + 1)  # the queue would expire before a message is too old for it
 
-    config = max(servers.directory.glob("*.toml"), key=lambda path: path.stat().st_mtime)
-    common = ["--config", str(config), *servers_at(servers.broker.url, servers.results.url)]
-    (line, *_) = deliveries("list", "--json", "--route", "/accept/{session}", *common).splitlines()
-    said = deliveries("replay", json.loads(line)["id"], *common)
+    common = ["--config", str(servers.config), *servers.urls]
+    found = command.run("deliveries", "list", "--json", "--route", "/accept/{session}", *common)
+    (line, *_) = found.stdout.splitlines()
+    assert "taken" in command.run("deliveries", "replay", json.loads(line)["id"], *common).stdout
 
-    assert "taken" in said
     until(lambda: not listed(servers.broker, "accepted-again"))
-    servers.worker = servers.start_worker(["sessions"], 1)
+    servers.worker.restart()
     until(lambda: len(servers.executions("replayed")) == 2)
-
-
-def deliveries(*args: str) -> str:
-    argv = [sys.executable, "-m", "gateway", "deliveries", *args]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT).stdout
 
 
 def test_what_nobody_consumes_moves_to_the_static_queue(gateway, servers):
     servers.worker.kill()
-    assert answered(gateway, "/accept/stranded", "stranded") == 202
+    assert answered(gateway, "/accept/stranded", "stranded") == [202]
     assert listed(servers.broker, "accepted-stranded") == {"accepted-stranded": (1, 0)}
     gateway.kill()  # nobody knows of the queue any more
     until(lambda: not listed(servers.broker, "accepted-stranded"))
     assert listed(servers.broker, "sessions") == {"sessions": (1, 0)}
-    servers.worker = servers.start_worker(["sessions"], 1)
+    servers.worker.restart()
     until(lambda: servers.executions("stranded"))
 
 
 def test_a_queue_that_a_killed_gateway_has_left_goes(servers):
     killed = servers.gateway("redis", routes())
-    assert answered(killed, "/wait/orphan", "orphan") == 200
+    assert answered(killed, "/wait/orphan", "orphan") == [200]
     killed.kill()
-    another = servers.gateway("redis", routes())
+    servers.gateway("redis", routes())
     until(lambda: not listed(servers.broker, "session-orphan"))
-    another.stop()
 
 
 def test_a_running_task_keeps_its_queue(servers):
     """Its message is not acknowledged, and would be lost with the queue and the worker."""
     expires = 16
-    busy = servers.start_worker(["busy"], concurrency=2)  # it answers while its task runs
+    servers.start_worker(["busy"], concurrency=2)  # it answers while its task runs
     gateway = servers.gateway("redis", routes(expires, "busy"))
-    assert answered(gateway, f"/accept/long?seconds={1.5 * expires}", "long") == 202
+    assert answered(gateway, f"/accept/long?seconds={1.5 * expires}", "long") == [202]
     kept = {"accepted-long": (1, 1)}
     until(lambda: listed(servers.broker, "accepted-long") == kept)
     end = time.monotonic() + expires
@@ -257,8 +234,6 @@ def test_a_running_task_keeps_its_queue(servers):
         time.sleep(0.5)
     until(lambda: servers.executions("long"))
     until(lambda: not listed(servers.broker, "accepted-long"))
-    gateway.stop()
-    busy.stop()
 
 
 async def test_nothing_is_lost_while_queues_become_idle(servers):
@@ -284,15 +259,13 @@ async def test_nothing_is_lost_while_queues_become_idle(servers):
     assert len(taken) > 2 * 12, refused  # a busy machine may confirm some of them too late
     until(lambda: {one.id for one in servers.executions("turn-")} >= taken)
     until(lambda: not listed(servers.broker, "accepted-turn"))
-    for gateway in gateways:
-        gateway.stop()
 
 
 def test_the_broker_is_restarted(gateway, servers):
-    assert answered(gateway, "/accept/restart", "restart-0") == 202
+    assert answered(gateway, "/accept/restart", "restart-0") == [202]
     until(lambda: servers.executions("restart-0"))
     servers.broker.sync()
     servers.broker.restart()
-    until(lambda: answered(gateway, "/accept/restart", "restart-1") == 202)
+    until(lambda: answered(gateway, "/accept/restart", "restart-1") == [202])
     until(lambda: servers.executions("restart-1"))
-    assert answered(gateway, "/wait/restart", "restart-2") == 200
+    assert answered(gateway, "/wait/restart", "restart-2") == [200]

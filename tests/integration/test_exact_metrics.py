@@ -17,7 +17,7 @@ import pytest
 
 from gateway.metric_table import OTHER
 from tests.integration.deliveries import Servers, run
-from tests.integration.recorder import RECORD, records
+from tests.integration.tasks import RECORD, records
 from tests.support.config import route, source
 from tests.support.http_client import Connection, request
 from tests.support.requests import REQUESTS, confirmed, metric, scrape, total
@@ -31,7 +31,6 @@ CONFIG = (
     + route("/count", RECORD, deadline=50)
     + route("/signed", None, source="signed")
 )
-WORKER = {"app": "tests.integration.recorder"}
 #: What is sent in turn: method, target, the route that it is counted by, status.
 KINDS = [
     ("POST", "/count", "/count", 200),

@@ -9,7 +9,7 @@ import hmac
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from typing import Any
@@ -36,6 +36,7 @@ from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
+from tests.support.parts import started
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -268,15 +269,9 @@ async def deployment(
 ) -> AsyncIterator[tuple[JournalStore, list[Failures], list[Metrics]]]:
     """Run what counts in so many processes of a gateway."""
     metrics = [Metrics(routes=["/"]) for _ in range(number)]
-    async with AsyncExitStack() as stack:
-        stores = [JournalStore(config) for _ in metrics]
-        for store in stores:
-            await store.start()
-            stack.push_async_callback(store.stop)
-        failures = [Failures(config, *each) for each in zip(stores, metrics, strict=True)]
-        for each in failures:
-            await each.start()
-            stack.push_async_callback(each.stop)
+    stores = [JournalStore(config) for _ in metrics]
+    failures = [Failures(config, *each) for each in zip(stores, metrics, strict=True)]
+    async with started(*stores, *failures):
         yield stores[0], failures, metrics
     for one in metrics:
         one.close()
@@ -394,13 +389,11 @@ async def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
     caplog.set_level("DEBUG", "gateway.failures")
 
     config, metrics = notify("slack", "http://127.0.0.1:9"), Metrics(routes=["/"])
-    store = JournalStore(config)
-    await store.start()
-    notifier = telling.Notifier(config, store, metrics)
-    notifier.tell()
-    await eventually(lambda: "failures cannot be told" in caplog.text)
-    await notifier.stop()
-    await store.stop()
+    async with started(JournalStore(config)) as store:
+        notifier = telling.Notifier(config, store, metrics)
+        notifier.tell()
+        await eventually(lambda: "failures cannot be told" in caplog.text)
+        await notifier.stop()
     assert metrics.get(telling.FAILED) == 0
     metrics.close()
 

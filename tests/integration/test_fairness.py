@@ -91,7 +91,7 @@ async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     queue = f"flood-{strategy}-{shared}"
     gateway = servers.gateway(strategy, fairly(queue))
     fair = {"GATEWAY_FAIR_QUEUES": f"{queue}:16", "GATEWAY_FAIR_PREFETCH": "1"}
-    worker = servers.start_worker([queue], concurrency=1, **fair)
+    servers.start_worker([queue], concurrency=1, **fair)
     calm = others(queue, "loud", shared, 3)
 
     # The worker waits in the first task until all have been published.
@@ -110,8 +110,6 @@ async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     assert len(order) == len(set(order)) == total
     places = [order.index(f"{queue}-calm-{tenant}") for tenant in calm]
     assert max(places) <= 10, places
-    for server in (worker, gateway):
-        server.stop()
 
 
 def test_without_fairness_a_flood_comes_first(servers):
@@ -131,7 +129,7 @@ def test_without_fairness_a_flood_comes_first(servers):
 async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     queue = f"hang-{strategy}"
     gateway = servers.gateway(strategy, fairly(queue))
-    worker = servers.start_worker([queue], concurrency=8, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    servers.start_worker([queue], concurrency=8, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     calm = others(queue, "stuck", 0, 3) + others(queue, "stuck", 1, 3)
     ours = pair(queue, "stuck")
 
@@ -147,8 +145,6 @@ async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     assert servers.executions(f"{queue}-stuck") == []
     servers.release(queue)
     until(lambda: len(servers.executions(f"{queue}-stuck")) == 30)
-    for server in (worker, gateway):
-        server.stop()
 
 
 def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
@@ -156,7 +152,7 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
     queue = "again"
     gateway = servers.gateway("redis", fairly(queue))
     # Processes beside the one that connects again, which must not wait for the tasks.
-    worker = servers.start_worker([queue], 2, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    servers.start_worker([queue], 2, GATEWAY_FAIR_QUEUES=f"{queue}:16")
     fair = {f"{queue}.fair.{n}" for n in range(16)}
     until(lambda: fair <= limits(servers).keys())
     assert {limits(servers)[each] for each in fair} == {1}
@@ -174,23 +170,19 @@ def test_a_new_broker_connection_is_as_fair_as_the_first(servers):
     servers.release("never")
     taken = {f"again-{when}-{n}" for when in ("before", "after") for n in range(40)}
     until(lambda: {one.id for one in servers.executions("again-")} == taken)
-    for server in (worker, gateway):
-        server.stop()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_each_strategy_gets_its_answers_from_fair_queues(servers, strategy):
     queue = "each"
     gateway = servers.gateway(strategy, fairly(queue), "--processes", "2")
-    worker = servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
+    servers.start_worker([queue], 1, GATEWAY_FAIR_QUEUES=f"{queue}:16")
 
     keys = [f"each-{strategy}-{n}" for n in range(6)]
     first = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
     again = [await post(gateway, "/each", f"tenant-{key}", key) for key in keys]
     assert first + again == [200] * 12
     assert len(servers.executions(f"each-{strategy}")) == 6
-    for server in (worker, gateway):
-        server.stop()
 
 
 def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
@@ -205,7 +197,6 @@ def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     until(lambda: not held(servers, queue).keys().isdisjoint(pair(queue, "one")))
     until(lambda: is_ready(gateway))
     assert run(post(gateway, f"/{queue}/taken", "one", "gone-5")) == 202
-    gateway.stop()
 
 
 async def test_a_process_learns_what_others_have_published(servers):
@@ -265,7 +256,7 @@ def test_check_names_the_worker_that_is_missing(servers, tmp_path):
         starting = threads.submit(
             servers.start_worker, ["checked"], 1, GATEWAY_FAIR_QUEUES="checked:4"
         )
-        gateway = servers.gateway("redis", config_text(tmp_path))
+        servers.gateway("redis", route)
         worker = starting.result()
     checked = check(*config, *addresses)
     assert checked.code == 0, checked
@@ -277,12 +268,6 @@ def test_check_names_the_worker_that_is_missing(servers, tmp_path):
     told = checked.of("queue checked.fair.0 to checked.fair.3").text
     assert told.startswith("no worker consumes them; ") and fair in told
     assert checked.of("task").status == "skip"
-    gateway.stop()
-
-
-def config_text(directory) -> str:
-    (file,) = directory.glob("*.toml")
-    return file.read_text()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -304,4 +289,3 @@ def test_what_is_answered_makes_no_queue_longer(servers, strategy):
         run(flood(gateway, f"/{queue}/taken", other, f"{queue}-other-{n}", 1))
 
     assert {held(servers, queue)[each] for each in pair(queue, other)} == {(3, 0)}
-    gateway.stop()

@@ -7,7 +7,6 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -17,6 +16,7 @@ from gateway.relay.fetched_keys import MAX_ANSWER
 from tests.support import http_client
 from tests.support.config import toml
 from tests.support.http_client import Answer, request
+from tests.support.http_server import Asked, Said, served
 from tests.support.stack import Server
 from tests.unit.sources.test_jwt import pem
 
@@ -24,42 +24,22 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 BODY = b'{"id":"1"}'
 
 
-class Keys(BaseHTTPRequestHandler):
+class Keys:
     """A sender's keys: one that is good, and odd answers."""
 
-    asked: list[str]
-    served: threading.Event
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.served = threading.Event()
 
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        answers = {
-            "/keys/good": (200, pem(KEY).encode()),
-            "/keys/large": (200, b"x" * (MAX_ANSWER + 1)),
-            "/keys/moved": (302, b""),
-        }
-        status, body = answers.get(self.path, (404, b""))
-        self.send_response(status)
-        if status == 302:
-            self.send_header("Location", "/keys/good")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def answer(self, asked: Asked) -> Said:
+        self.asked.append(asked.path)
         self.served.set()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def keys() -> Iterator[tuple[int, type[Keys]]]:
-    handler = type("Served", (Keys,), {"asked": [], "served": threading.Event()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port, handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+        known: dict[str, Said] = {
+            "/keys/good": (200, {}, pem(KEY).encode()),
+            "/keys/large": (200, {}, b"x" * (MAX_ANSWER + 1)),
+            "/keys/moved": (302, {"Location": "/keys/good"}, b""),
+        }
+        return known.get(asked.path, (404, {}, b""))
 
 
 def ask(server: Server, kid: str, body: bytes = BODY) -> Answer:
@@ -74,6 +54,13 @@ def asked_until(server: Server, kid: str, statuses: set[int]) -> Answer:
     while (answer := ask(server, kid)).status not in statuses and time.monotonic() < end:
         pass
     return answer
+
+
+@pytest.fixture
+def keys() -> Iterator[tuple[int, Keys]]:
+    keys = Keys()
+    with served(keys.answer) as port:
+        yield port, keys
 
 
 def test_a_key_is_fetched_once_and_then_deliveries_are_taken(keys, start_gateway):
@@ -105,4 +92,3 @@ def test_a_key_is_fetched_once_and_then_deliveries_are_taken(keys, start_gateway
     for kid in ("../good", "good?x", "a/b", "127.0.0.1@evil", ""):
         assert ask(gateway, kid).status == 401
     assert handler.asked == ["/keys/good", "/keys/absent", "/keys/large", "/keys/moved"]
-    gateway.kill()

@@ -8,29 +8,22 @@ import os
 import queue
 import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
 
 import pytest
-import redis
 
 from gateway.stack.server import poll
 from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support.command import GATEWAY
+from tests.support.command import run as run_gateway
 from tests.support.config import route, source
+from tests.support.http_server import Asked, Said, served
 from tests.support.stack import Server, free_port
 
 TOKEN = "of-these-tests-only"
 CONFIG = (
-    f"""\
-journal = 1000
-admin_token = "{TOKEN}"
-state_prefix = "forward"
-{URLS}
-"""
+    f'journal = 1000\nadmin_token = "{TOKEN}"\nstate_prefix = "forward"\n{URLS}'
     + source("forge", "github", secrets=["sesame"])
     + route("/plain")
     + route("/forge", source="forge")
@@ -39,61 +32,36 @@ state_prefix = "forward"
 PATIENCE = 60  # seconds
 
 
-class Got(NamedTuple):
-    """A request that the local server has got."""
-
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
 class Local:
     """A local server, which answers with ``status``."""
 
     def __init__(self) -> None:
-        got: queue.Queue[Got] = queue.Queue()
-        self.status = 200
+        self.got: queue.Queue[Asked] = queue.Queue()
+        self.status, self.url = 200, ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(handler) -> None:
-                size = int(handler.headers["Content-Length"])
-                headers = {name.lower(): value for name, value in handler.headers.items()}
-                got.put(Got(handler.path, headers, handler.rfile.read(size)))
-                handler.send_response(self.status)
-                handler.end_headers()
-
-            def log_message(handler, *_: Any) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook?own=1"
-        self.got = got
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    def answer(self, asked: Asked) -> Said:
+        self.got.put(asked)
+        return self.status, {}, b""
 
 
 @pytest.fixture
 def local(servers: Servers) -> Iterator[Local]:
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.flushdb()
+    servers.results.client.flushdb()
     local = Local()
-    yield local
-    local.stop()
+    with served(local.answer) as port:
+        local.url = f"http://127.0.0.1:{port}/hook?own=1"
+        yield local
 
 
 def command(gateway: Server, to: str, *args: str, token: str = TOKEN) -> list[str]:
     own = ["--to", to, "--admin", gateway.admin_url, "--token", token]
-    return [sys.executable, "-m", "gateway", "forward", *own, *args]
+    return ["forward", *own, *args]
 
 
 @contextmanager
 def forwarding(gateway: Server, local: Local, *args: str) -> Iterator[Callable[[], str]]:
     """Forward what comes; yield a function that returns the next line that is printed."""
-    argv = command(gateway, local.url, *args)
+    argv = [*GATEWAY, *command(gateway, local.url, *args)]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -127,10 +95,10 @@ def test_the_original_request_arrives(gateway, local):
 def test_what_was_kept_is_sent_first_and_each_once(servers, gateway, local):
     assert run(send(gateway, "/plain", "before 1")).status == 200
     assert run(send(gateway, "/plain", "before 2")).status == 200
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         assert poll(lambda: client.xlen("forward:{journal}:deliveries") == 2, PATIENCE)
     local.status = 500
-    argv = command(gateway, local.url, "--since", "1h")
+    argv = [*GATEWAY, *command(gateway, local.url, "--since", "1h")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
@@ -147,9 +115,7 @@ def test_one_is_sent_again(gateway, local):
         assert run(send(gateway, "/plain?x=1", "\x00once")).status == 200
         local.got.get(timeout=PATIENCE)
         delivery_id = printed().split()[1]
-    done = subprocess.run(
-        command(gateway, local.url, "--id", delivery_id), capture_output=True, text=True
-    )
+    done = run_gateway(*command(gateway, local.url, "--id", delivery_id))
     assert (done.returncode, done.stderr) == (0, "")
     assert local.got.get(timeout=PATIENCE)[::2] == ("/hook?own=1&x=1", b"\x00once")
 
@@ -162,7 +128,6 @@ def test_what_came_while_the_gateway_restarted_is_sent(servers, gateway, local):
         other.restart()
         assert local.got.get(timeout=PATIENCE).body == b"meanwhile"
         assert "/plain" in printed()
-    other.stop()
 
 
 def test_who_cannot_be_served_is_told(gateway, local):
@@ -172,12 +137,10 @@ def test_who_cannot_be_served_is_told(gateway, local):
             " not sent: its request is not kept, as its route has `args`, or by `keep_bodies`\n"
         )
     nobody = f"http://127.0.0.1:{free_port()}/"
-    argv = [sys.executable, "-m", "gateway", "forward", "--to", local.url, "--id", "none"]
-    own = {"GATEWAY_ADMIN_PORT": gateway.admin_url.rpartition(":")[2], "GATEWAY_ADMIN_TOKEN": TOKEN}
-    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | own)
+    own = {"GATEWAY_ADMIN_PORT": str(gateway.admin_port), "GATEWAY_ADMIN_TOKEN": TOKEN}
+    done = run_gateway("forward", "--to", local.url, "--id", "none", env=os.environ | own)
     assert "404: there is no such delivery" in done.stderr
-    other = ["forward", "--to", local.url, "--admin", nobody]
-    argv = [sys.executable, "-m", "gateway", *other]
+    argv = [*GATEWAY, "forward", "--to", local.url, "--admin", nobody]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         assert "--admin is the URL of the gateway's admin port" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
@@ -189,6 +152,6 @@ def test_who_cannot_be_served_is_told(gateway, local):
         (command(gateway, "http://[::1"), "--to: has to be a URL"),
         (command(gateway, local.url, "--admin", nobody, "--id", "x"), "onnect"),
     ):
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
+        done = run_gateway(*argv)
         assert done.returncode == 1 and done.stderr.startswith("gateway: ")
         assert said in done.stderr and "Traceback" not in done.stderr

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from typing import Any
 
 import kombu
 import kombu.pools
 import pytest
-import redis
 from celery import Celery
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.deliveries import URLS, Servers, run, send
+from tests.integration.deliveries import URLS, Servers, insist, run, send
 from tests.support.config import route, source
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, connections, request
 from tests.support.requests import PUBLISHED, confirmed, metric
 from tests.support.stack import Server
 from tests.support.waiting import eventually, until
@@ -63,15 +61,13 @@ def revoking(*further: dict[str, Any]) -> str:
 
 
 QUEUES = ["celery", "bills", "mails"]
-WORKER = {"queues": QUEUES, "concurrency": 1, "app": "tests.integration.order_tasks"}
+WORKER = {"queues": QUEUES, "concurrency": 1}
 OWN_BROKER = True
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
-def gateway(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Server]:
-    gateway = servers.gateway(request.param, CONFIG)
-    yield gateway
-    gateway.stop()
+def gateway(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    return servers.gateway(request.param, CONFIG)
 
 
 @pytest.fixture
@@ -89,7 +85,7 @@ def post(gateway: Server, target: str, **body: Any) -> Answer:
 def ran(servers: Servers, key: str) -> dict[str, list[str]]:
     """Return the ids of the tasks that have run for a delivery, by name."""
     found: dict[str, list[str]] = {}
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         for line in client.lrange(f"ran:{key}", 0, -1):
             name, task_id = line.decode().split()
             found.setdefault(name, []).append(task_id)
@@ -112,8 +108,7 @@ def test_a_delivery_starts_several_tasks_and_its_own_one_answers(gateway, server
     assert [(a.status, a.body.decode()) for a in answers] == [(200, key)] * 2
     ids = until_ran(servers, key, own=1, bill=1, mail=1)
     assert len({task_id for some in ids.values() for task_id in some}) == 3
-    with redis.Redis.from_url(servers.results.url) as client:
-        assert not client.exists(f"celery-task-meta-{ids['order.bill'][0]}")
+    assert not servers.results.client.exists(f"celery-task-meta-{ids['order.bill'][0]}")
 
 
 def test_the_next_try_publishes_only_what_is_missing(gateway, servers, key):
@@ -189,17 +184,13 @@ def test_deliveries_that_lack_an_identity_are_different_tasks(gateway, servers, 
 @pytest.mark.parametrize("strategy", ["redis", "pika", "threadpool"])
 def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, servers, key):
     gateway = servers.gateway(strategy, revoking())
-    worker = servers.start_worker(["one"], concurrency=2)  # prefork, which hears while it works
+    servers.start_worker(["one"], concurrency=2)  # prefork, which hears while it works
 
     async def begin(connection: Connection, name: str) -> None:
         connection.send(request(json.dumps({"id": f"{key}-{name}"}).encode(), "/wanted"))
 
     async def story(revoked: Callable[[], object]) -> list[Answer]:
-        async with AsyncExitStack() as stack:
-            callers = [
-                await stack.enter_async_context(await Connection.open(gateway.port))
-                for _ in range(2)
-            ]
+        async with connections(gateway.port, 2) as callers:
             for caller, name in zip(callers, "ab", strict=True):
                 await begin(caller, name)
                 await eventually(lambda name=name: ran(servers, f"{key}-{name}"))
@@ -207,7 +198,7 @@ def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, s
                 await begin(leaving, "c")
                 await eventually(lambda: metric(gateway, "gateway_in_flight") == 3)
             await eventually(revoked)
-            with redis.Redis.from_url(servers.results.url) as client:
+            with servers.results.client as client:
                 for name in "abd":
                     client.rpush(f"end:{key}-{name}", 1)
             answers = [await caller.answer() for caller in callers]
@@ -226,8 +217,6 @@ def test_a_task_whose_caller_has_gone_is_revoked_if_it_has_not_begun(strategy, s
             answers = run(story(lambda: set.intersection(*revoked()) - before))
     finally:
         kombu.pools.reset()  # where Celery has left its connection
-        gateway.stop()
-        worker.stop()
 
     assert [a.status for a in answers] == [200] * 3
     assert not ran(servers, f"{key}-c")
@@ -241,18 +230,14 @@ async def test_revoking_before_any_worker_has_been_there_harms_nobody(stack, red
     gateway = stack.gateway("--strategy=pika", *urls, "--config", str(config))
     body = json.dumps({"id": key})
 
-    try:
-        for _ in range(3):
-            async with await Connection.open(gateway.port) as caller:
-                caller.send(request(body.encode(), "/wanted"))
-                await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
-            await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
-            await eventually(lambda: "the channel for revocations was closed" in gateway.output())
-        assert metric(gateway, "gateway_broker_connections_total") == 1
-        assert confirmed(gateway) == 3
-    finally:
-        gateway.stop()
-        broker.stop()
+    for _ in range(3):
+        async with await Connection.open(gateway.port) as caller:
+            caller.send(request(body.encode(), "/wanted"))
+            await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
+        await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
+        await eventually(lambda: "the channel for revocations was closed" in gateway.output())
+    assert metric(gateway, "gateway_broker_connections_total") == 1
+    assert confirmed(gateway) == 3
 
 
 def test_a_further_task_that_was_changed_between_two_tries_is_published(servers, key):
@@ -266,24 +251,18 @@ def test_a_further_task_that_was_changed_between_two_tries_is_published(servers,
     assert post(new, "/refused", **body).status == 200
 
     until_ran(servers, f"{key}-more", bill=1)
-    old.stop()
-    new.stop()
 
 
 async def test_a_caller_who_goes_before_the_own_task_is_published_has_none(servers, key):
     gateway = servers.gateway("pika", revoking(BILL))
     body = json.dumps({"id": key}).encode()
 
-    servers.broker.freeze()
-    try:
+    with servers.broker.frozen():
         async with await Connection.open(gateway.port) as caller:
             caller.send(request(body, "/wanted"))
             await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 0)
-    finally:
-        servers.broker.thaw()
     until_ran(servers, key, bill=1)
-    gateway.stop()
     with kombu.Connection(servers.broker.url) as connection:
         assert connection.default_channel.queue_declare("one", passive=True).message_count == 0
 
@@ -299,8 +278,6 @@ def test_without_redis_further_tasks_are_refused_or_published_without_a_record(s
     refused = post(refusing, "/order", id=key)
     relayed = post(relaying, "/order", id=key)
 
-    refusing.stop()
-    relaying.stop()
     assert (refused.status, refused.type) == (503, "state-unavailable")
     assert relayed.status == 200
     until_ran(servers, key, own=1, bill=1, mail=1)
@@ -312,16 +289,13 @@ def test_redis_that_fails_after_the_claim_is_no_redis_either(stack, servers, key
     config = f'state_url = "{state.url}"\n{CONFIG}'
     refusing = servers.gateway("pika", config)
     relaying = servers.gateway("pika", f'without_state = "relay"\n{config}')
-    with redis.Redis.from_url(state.url) as client:
+    with state.client as client:
         client.execute_command("ACL", "SETUSER", "default", "-smembers")
         refused = post(refusing, "/order", id=f"{key}-refused")
         relayed = post(relaying, "/order", id=key)
         client.execute_command("ACL", "SETUSER", "default", "+smembers")
     later = [post(relaying, "/order", id=key), post(refusing, "/order", id=f"{key}-refused")]
 
-    refusing.stop()
-    relaying.stop()
-    state.stop()
     # The claim was released, and nothing published: the next try does all.
     assert (refused.status, refused.type) == (503, "state-unavailable")
     until_ran(servers, f"{key}-refused", own=1, bill=1, mail=1)
@@ -338,32 +312,19 @@ def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle(servers, key):
     gateway = servers.gateway("pika", CONFIG)
     broker = servers.broker
 
-    async def insist(name: str) -> None:
-        """Send a delivery until it is taken, as a sender does."""
-        while True:
-            try:
-                answer = await send(gateway, "/order", json.dumps({"id": name}))
-            except (OSError, asyncio.IncompleteReadError):
-                answer = None
-            if answer is not None and answer.status == 200:
-                return
-            await asyncio.sleep(0.05)
-
     async def story(number: int) -> list[str]:
         names = [f"{key}-{number}-{i}" for i in range(40)]
-        work = [asyncio.create_task(insist(name)) for name in names]
+        sent = [insist(gateway, "/order", json.dumps({"id": name}), 200) for name in names]
+        work = [*map(asyncio.create_task, sent)]
         await eventually(lambda: ran(servers, names[number % 20]))
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(broker.restart)
         await asyncio.gather(*work)
         return names
 
-    try:
-        for number in range(int(os.environ.get("BROKER_KILLS", "1"))):
-            for name in run(story(number)):
-                until(lambda name=name: len(ran(servers, name)) == 3)
-                # What was published again has its first id, by which a task can recognize it.
-                for task in ("order.bill", "order.mail"):
-                    assert len(set(ran(servers, name)[task])) == 1
-    finally:
-        gateway.stop()
+    for number in range(int(os.environ.get("BROKER_KILLS", "1"))):
+        for name in run(story(number)):
+            until(lambda name=name: len(ran(servers, name)) == 3)
+            # What was published again has its first id, by which a task can recognize it.
+            for task in ("order.bill", "order.mail"):
+                assert len(set(ran(servers, name)[task])) == 1

@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from contextlib import AsyncExitStack
 
 import pytest
 
 from gateway.config.strategies import STRATEGIES
-from tests.support.http_client import Connection, request
+from tests.support.http_client import Connection, connections, request
 from tests.support.in_memory import connected
 
 REQUESTS, AT_ONCE = 200, 4
@@ -38,17 +37,14 @@ def test_requests_make_no_cycles(strategy, rabbitmq, redis_server, worker):
             assert (await connection.ask(request(b"hello", "/unknown"))).status == 404
 
     async def serving() -> Counter[str]:
-        async with connected(strategy, settings) as one, AsyncExitStack() as opened:
-            connections = [
-                await opened.enter_async_context(await one.open()) for _ in range(AT_ONCE)
-            ]
-            await asyncio.gather(*(ask(connection, 2) for connection in connections))
+        async with connected(strategy, settings) as one, connections(one.address, AT_ONCE) as some:
+            await asyncio.gather(*(ask(connection, 2) for connection in some))
             gc.collect()
             gc.disable()
             gc.set_debug(gc.DEBUG_SAVEALL)
             try:
                 each = REQUESTS // AT_ONCE
-                await asyncio.gather(*(ask(connection, each) for connection in connections))
+                await asyncio.gather(*(ask(connection, each) for connection in some))
                 gc.collect()
                 return Counter(type(garbage).__qualname__ for garbage in gc.garbage)
             finally:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from redis import Redis
 
 from gateway.history.gateways import KEY
 from gateway.stack.server import poll
+from tests.support import command
 from tests.support.config import route
 from tests.support.requests import fetch, metric
 from tests.support.stack import Clock, RabbitMQ, Server, Stack, free_port
@@ -30,14 +28,14 @@ class Two:
     """The first has the configuration `CONFIG`, the second what `start` gives it, and a clock."""
 
     def __init__(self, stack: Stack, urls: list[str], directory: Path):
-        self._stack, self._urls, self.directory = stack, urls, directory
+        self._stack, self.urls, self.directory = stack, urls, directory
         self.clock = Clock(directory / "clock")
         self.first = self._gateway("first", CONFIG)
         self.second = self._gateway("second", CONFIG, env=self.clock.env)
 
     def _gateway(self, name: str, config: str, **options: object) -> Server:
         (self.directory / name).write_text(config)
-        return self._stack.gateway("--config", str(self.directory / name), *self._urls, **options)
+        return self._stack.gateway("--config", str(self.directory / name), *self.urls, **options)
 
     def change(self, config: str) -> None:
         """Give the second one another configuration, and start it again."""
@@ -66,21 +64,16 @@ class Two:
 
 
 @pytest.fixture
-def redis(stack: Stack) -> Iterator[Server]:
-    server = stack.redis()
-    yield server
-    server.stop()
+def redis(stack: Stack) -> Server:
+    return stack.redis()
 
 
 @pytest.fixture
-def two(stack: Stack, rabbitmq: RabbitMQ, redis: Server, tmp_path: Path) -> Iterator[Two]:
-    two = Two(stack, ["--broker", rabbitmq.url, "--result-backend", redis.url], tmp_path)
-    yield two
-    two.first.stop()
-    two.second.stop()
+def two(stack: Stack, rabbitmq: RabbitMQ, redis: Server, tmp_path: Path) -> Two:
+    return Two(stack, ["--broker", rabbitmq.url, "--result-backend", redis.url], tmp_path)
 
 
-def test_each_sees_the_other_and_by_what_it_differs(two, rabbitmq, redis):
+def test_each_sees_the_other_and_by_what_it_differs(two, redis):
     for server in (two.first, two.second):
         assert poll(lambda server=server: len(two.told(server)["gateways"]) == 2, SOON)
     assert two.kinds() == {} and two.warnings() == []
@@ -99,9 +92,7 @@ def test_each_sees_the_other_and_by_what_it_differs(two, rabbitmq, redis):
     assert metric(two.first, "gateway_differing", kind="routes") == 1
     assert metric(two.first, "gateway_differing", kind="clock") == 0
 
-    urls = ["--broker", rabbitmq.url, "--result-backend", redis.url]
-    command = [sys.executable, "-m", "gateway", "check", "--config", str(two.directory / "first")]
-    done = subprocess.run([*command, *urls], capture_output=True, text=True, timeout=60)
+    done = command.run("check", "--config", f"{two.directory}/first", *two.urls)
     found = [each for each in done.stdout.splitlines() if "another gateway differs" in each]
     assert len(found) == 2 and all(each.startswith("warn  state redis://") for each in found)
 

@@ -23,9 +23,7 @@ CONFIG = route("/signed", None, source="us") + source(
 
 @pytest.fixture
 def gateway(start_gateway, tmp_path: Path) -> Server:
-    gateway = start_gateway(f'history = "{tmp_path}/history"\n{CONFIG}', "--processes", "2")
-    yield gateway
-    gateway.stop()
+    return start_gateway(f'history = "{tmp_path}/history"\n{CONFIG}', "--processes", "2")
 
 
 def past(gateway: Server, **query: str) -> dict:

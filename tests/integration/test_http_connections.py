@@ -15,7 +15,7 @@ from gateway.celery_message import Message
 from gateway.config.settings import Config
 from gateway.errors import BrokerBlocked, Rejected
 from gateway.http import server, stream
-from gateway.outcome import FAILURE, SUCCESS, Outcome
+from gateway.outcome import SUCCESS, Outcome
 from gateway.relay.limits import Limits
 from tests.support.http_client import Connection, request
 from tests.support.in_memory import MARKS, echo
@@ -153,18 +153,6 @@ async def test_strategy_that_cannot_take_it_is_503_at_once(serve):
     assert (answer.status, answer.type) == (503, "broker-blocked")
     assert answer.problem["delivery_id"] and "task_id" not in answer.problem
     assert gateway.relay.in_flight == 0
-
-
-async def test_failed_task_and_unusable_result_are_502(serve):
-    for outcome, kind in [
-        (Outcome(FAILURE, error="KeyError"), "task-failed"),
-        (Outcome(SUCCESS, {"status": 99, "body": ""}), "result-unusable"),
-    ]:
-        async with await serve(lambda message, outcome=outcome: outcome).open() as connection:
-            answer = await connection.ask(request(b"x"))
-            assert (answer.status, answer.type) == (502, kind)
-            assert answer.problem["task_id"] and "Traceback" not in answer.problem["detail"]
-            assert (await connection.ask(request(target="/no"))).status == 404
 
 
 async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import gzip
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,7 +14,7 @@ from gateway.http import server
 from gateway.http.received_request import ReceivedRequest
 from gateway.http.stream import AHEAD, Stream
 from gateway.outcome import SUCCESS, Outcome
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, connections, request
 from tests.support.in_memory import MARKS, Gateway, InMemory, echo
 
 pytestmark = MARKS
@@ -105,8 +103,7 @@ async def test_many_bodies_at_once_stay_within_the_bound(serve, lines):
     gateway = serve(None, max_in_flight_bytes=most)
     length = None if lines else 90_000
     start = b"15F90\r\n" if lines else b""  # 90,000 bytes
-    async with contextlib.AsyncExitStack() as opened:
-        some = [await opened.enter_async_context(await gateway.open()) for _ in range(10)]
+    async with connections(gateway.address, 10) as some:
         # Given bodies that all begin when there is room for any one of them,
         for connection in some:
             connection.send(head("/", *lines, length=length))
@@ -219,12 +216,6 @@ async def test_sender_that_leaves_while_its_message_is_unconfirmed_is_held_no_lo
 # Connections ------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def connected(gateway: Gateway, number: int) -> AsyncIterator[list[Connection]]:
-    async with contextlib.AsyncExitStack() as opened:
-        yield [await opened.enter_async_context(await gateway.open()) for _ in range(number)]
-
-
 async def hello(connection: Connection) -> Answer:
     answer = await connection.ask(request(b"hello"))
     assert answer.body == b"hello"
@@ -237,7 +228,7 @@ def kept(answer: Answer) -> bool:
 
 async def test_beyond_the_limit_a_connection_waits_until_another_has_gone(serve):
     gateway = serve(None, max_connections=2)
-    async with connected(gateway, 3) as (first, second, third):
+    async with connections(gateway.address, 3) as (first, second, third):
         for connection in (first, second, third):
             connection.send(request(b"hello"))
         one, two = [await gateway.strategy.sent.get() for _ in range(2)]
@@ -258,9 +249,9 @@ async def test_beyond_the_limit_a_connection_waits_until_another_has_gone(serve)
 
 async def test_connections_are_kept_again_once_there_is_room(serve):
     gateway = serve(max_connections=2)
-    async with connected(gateway, 2) as (first, second):
+    async with connections(gateway.address, 2) as (first, second):
         assert kept(await hello(first)) and kept(await hello(second))
-        async with connected(gateway, 1) as (third,):
+        async with connections(gateway.address, 1) as (third,):
             third.send(request(b"hello"))
             while kept(await hello(first)):
                 await asyncio.sleep(0)
@@ -275,13 +266,13 @@ async def test_idle_connections_give_way_but_not_those_that_nginx_may_use(serve,
     monkeypatch.setattr(server, "SWEEP", 0.05)
     monkeypatch.setattr(server, "CLOSE_IDLE_AFTER", 1.5)
     gateway = serve(max_connections=3)
-    async with connected(gateway, 3) as (used, unused, silent):
+    async with connections(gateway.address, 3) as (used, unused, silent):
         # Given two that have been idle for so long, and one that has not,
         assert kept(await hello(unused))
         await asyncio.sleep(1.5)
         assert kept(await hello(used))
         # when others come, then they get the places of the two.
-        async with connected(gateway, 2) as others:
+        async with connections(gateway.address, 2) as others:
             for connection in others:
                 connection.send(request(b"hello"))
             for connection in others:
@@ -292,7 +283,7 @@ async def test_idle_connections_give_way_but_not_those_that_nginx_may_use(serve,
 
 async def test_connections_that_wait_are_served_by_a_sibling(serve):
     first = serve(max_connections=1)
-    async with connected(first, 1) as (one,), connected(first, 5) as others:
+    async with connections(first.address, 1) as (one,), connections(first.address, 5) as others:
         while not first.server._full:
             await asyncio.sleep(0)
         # Given another process on the same socket, then it serves what the full one does not.
@@ -308,7 +299,7 @@ async def test_connections_that_wait_are_served_by_a_sibling(serve):
 
 async def test_draining_a_full_process_answers_those_that_wait(serve):
     gateway = serve(None, max_connections=1)
-    async with connected(gateway, 2) as (first, waiting):
+    async with connections(gateway.address, 2) as (first, waiting):
         first.send(request(b"hello"))
         waiting.send(request(b"hello"))
         one = await gateway.strategy.sent.get()

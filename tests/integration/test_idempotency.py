@@ -9,11 +9,9 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from functools import cache
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 
 from tests.integration.deliveries import (
     KEYED,
@@ -23,6 +21,7 @@ from tests.integration.deliveries import (
     claim,
     deliver,
     gather,
+    keyed,
     leave,
     run,
     send,
@@ -32,7 +31,7 @@ from tests.integration.deliveries import (
 from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
-from tests.support.stack import Server
+from tests.support.stack import Server, shared
 from tests.support.strategies import EACH
 from tests.support.waiting import eventually, until
 
@@ -41,23 +40,13 @@ CONFIG = (
     + URLS
     + KEYED
     + route("/json", idempotency="json:/event/id")
-    + route("/fail", "appserver.tasks.fail", idempotency="header:Idempotency-Key")
-    + route("/unknown", "appserver.tasks.that_nobody_wrote", idempotency="header:Idempotency-Key")
-    + route(
-        "/nowhere",
-        idempotency="header:Idempotency-Key",
-        queue="a-queue-that-comes-later",
-        declare=False,
-    )
-    + route("/full", idempotency="header:Idempotency-Key", queue="a-queue-for-one")
-    + route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
-    + route(
-        "/final",
-        "retries.answer",
-        idempotency="header:Idempotency-Key",
-        final="below 504, but 200, 404",
-    )
-    + route("/alike", idempotency="header:Idempotency-Key", idempotency_scope="route")
+    + keyed("/fail", "appserver.tasks.fail")
+    + keyed("/unknown", "appserver.tasks.that_nobody_wrote")
+    + keyed("/nowhere", queue="a-queue-that-comes-later", declare=False)
+    + keyed("/full", queue="a-queue-for-one")
+    + keyed("/answer", "retries.answer")
+    + keyed("/final", "retries.answer", final="below 504, but 200, 404")
+    + keyed("/alike", idempotency_scope="route")
     + route("/accepted", "no.such.task", answer="accept")
 )
 COPIES = 100
@@ -66,13 +55,12 @@ JOINED = "gateway_duplicates_joined_total"
 SHARED = ("redis", "pika", "threadpool")
 
 Pair = Callable[[str], list[Server]]
-WORKER = {"app": "tests.integration.retry_tasks"}
 
 
 @pytest.fixture(scope="module")
 def pair(servers: Servers) -> Pair:
     """Return two gateways with a strategy, the first of two processes, which all tests share."""
-    return cache(lambda strategy: servers.gateways(strategy, CONFIG, 2, 1))
+    return shared(lambda strategy: servers.gateways(strategy, CONFIG, 2, 1))
 
 
 @pytest.fixture(scope="module", params=EACH)
@@ -113,13 +101,12 @@ def test_100_copies_over_three_processes_run_once_and_get_one_answer(servers, ea
     for gateway in each_pair:
         assert metric(gateway, "gateway_in_flight") == 0
     run(eventually(lambda: channels(servers.results) == []))
-    nginx.stop()
 
 
 def test_hundreds_of_deliveries_at_once_are_taken_over_few_connections(servers, gateway):
     # Until then the worker's processes have not all connected.
     run(gather(*(deliver(gateway, f"few-{n}") for n in range(50))))
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         before = client.info("clients")["connected_clients"]
         client.config_set("maxclients", before + 20)
         try:
@@ -176,8 +163,7 @@ async def test_a_sender_that_left_gets_the_answer_when_it_comes_back(servers, ga
 def test_a_sender_that_leaves_before_it_is_known_whose_the_delivery_is_has_delivered(
     servers, gateway
 ):
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.client_pause(500)
+    servers.results.client.client_pause(500)
     assert run(deliver(gateway, "hasty", patience=0.2)) is None
 
     run(eventually(lambda: servers.executions("hasty")))
@@ -223,12 +209,9 @@ async def test_a_failure_is_everyones_and_the_next_try_runs_anew(servers, pair, 
     gateway = pair(strategy)[0]
     key = f"Idempotency-Key: {strategy}"
 
-    servers.worker.freeze()
-    try:
+    with servers.worker.frozen():
         waiting = [asyncio.create_task(send(gateway, path, "x", key)) for _ in range(COPIES)]
         await eventually(lambda: metric(gateway, "gateway_in_flight") == COPIES)
-    finally:
-        servers.worker.thaw()
     together = await asyncio.gather(*waiting)
     await until_free(servers.results, "x")
     next_try = await send(gateway, path, "x", key)
@@ -254,12 +237,11 @@ def test_a_message_that_comes_back_releases_its_claim(servers, pair):
     assert [answer.type for answer in refused] == ["unroutable"] * len(gateways)
     for gateway in gateways.values():
         run(eventually(lambda g=gateway: metric(g, "gateway_in_flight") == 0))
-    worker = servers.start_worker(["a-queue-that-comes-later"], concurrency=1)
+    servers.start_worker(["a-queue-that-comes-later"], concurrency=1)
     bodies = [f"returned-{name}" for name in gateways]
 
     assert [(a.status, a.body.decode()) for a in each()] == [(200, body) for body in bodies]
     assert [len(servers.executions(body)) for body in bodies] == [1] * len(gateways)
-    worker.stop()
 
 
 def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(servers, gateway):
@@ -270,7 +252,7 @@ def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(serve
     assert refused.type == "rejected"
 
     servers.broker.ctl("clear_policy", "one")
-    worker = servers.start_worker(["a-queue-for-one"], concurrency=1)
+    servers.start_worker(["a-queue-for-one"], concurrency=1)
     run(eventually(lambda: servers.executions("filler")))
     answer = run(send(gateway, "/full", "rejected", "Idempotency-Key: rejected"))
 
@@ -278,7 +260,6 @@ def test_a_message_that_is_rejected_is_published_again_under_its_task_s_id(serve
     # A queue that crashes rejects also what is in there when it has come back.
     (execution,) = servers.executions("rejected")
     assert execution.task == refused.problem["task_id"]
-    worker.stop()
 
 
 def test_the_stored_answer_ends_with_its_window(servers):
@@ -289,7 +270,6 @@ def test_the_stored_answer_ends_with_its_window(servers):
 
     assert run(deliver(gateway, "window")).status == 200
     assert len({one.task for one in servers.executions("window")}) == 2
-    gateway.stop()
 
 
 # Later tries ------------------------------------------------------------------------------

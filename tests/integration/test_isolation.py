@@ -14,7 +14,7 @@ from tests.support.http_client import Answer, request
 from tests.support.in_memory import Gateway, connected
 from tests.support.stack import RabbitMQ, Server
 
-WORKER = {"app": "tests.integration.webhook_tasks"}
+WORKER = {"app": "tests.integration.tasks"}
 NEIGHBOURS = 20
 LOG = "a request could not be answered (route {})"
 
@@ -102,11 +102,8 @@ def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
 
     async def work(gateway: Gateway) -> None:
         monkeypatch.setattr(delivery, "DeadlinePassed", fails)
-        worker.freeze()
-        try:
+        with worker.frozen():
             (told,) = await ask(gateway, b"late", path="/late")
-        finally:
-            worker.thaw()
         check(caplog, told, await ask(gateway, b"fine"), gateway, "/late")
 
     serve(work)

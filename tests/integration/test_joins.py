@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
-import redis
 
 from gateway.answer import Answer
 from gateway.celery_message import RESULT_KEY, Message, TaskIds
@@ -20,6 +19,7 @@ from gateway.outcome import FAILURE, SUCCESS
 from gateway.pending_task import PendingTask
 from gateway.stores.results import Results
 from tests.integration.deliveries import channels
+from tests.support.parts import started
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
@@ -45,17 +45,14 @@ def own(server: Server) -> list[bytes]:
 @pytest.fixture
 def joined(redis_server: Server) -> Callable[[], AbstractAsyncContextManager[Waiting]]:
     config = Config(result_backend=redis_server.url)
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
+    redis_server.client.flushdb()
 
     @asynccontextmanager
     async def joined() -> AsyncIterator[Waiting]:
         claims = Claims(config)
         results = Results(config)
         joins = ResultWaiter(config, claims, results)
-        for opened in (claims, results, joins):
-            await opened.start()
-        try:
+        async with started(claims, results, joins):
             await eventually(lambda: not joins.error)
             owned = await claims.take("x", b"digest", TASK)
             waiting = Waiting(
@@ -65,27 +62,17 @@ def joined(redis_server: Server) -> Callable[[], AbstractAsyncContextManager[Wai
             async with asyncio.timeout(30):
                 yield waiting
             await eventually(lambda: own(redis_server) == [])
-        finally:
-            for opened in (joins, results, claims):
-                await opened.stop()
 
     return joined
 
 
-async def test_a_result_is_heard(joined, redis_server):
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_result_is_heard_or_found(joined, redis_server, silent):
     async with joined() as one:
-        with redis.Redis.from_url(redis_server.url) as client:
-            client.publish(f"{RESULT_KEY}{TASK}", RESULT)
+        with redis_server.client as client:
+            (client.set if silent else client.publish)(f"{RESULT_KEY}{TASK}", RESULT)
         assert await one.waiting
         assert (one.pending.outcome.state, one.pending.outcome.value) == (SUCCESS, "done")
-
-
-async def test_a_result_that_was_stored_in_silence_is_found(joined, redis_server):
-    async with joined() as one:
-        with redis.Redis.from_url(redis_server.url) as client:
-            client.set(f"{RESULT_KEY}{TASK}", RESULT)
-        assert await one.waiting
-        assert one.pending.outcome.value == "done"
 
 
 async def test_a_failure_is_heard_of_though_it_was_not_stored(joined):
@@ -118,8 +105,7 @@ async def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_ta
     async with joined() as one:
         one.claims.confirm(one.owned)
         await eventually(lambda: one.pending.confirmed)
-        with redis.Redis.from_url(redis_server.url) as client:
-            client.flushall()
+        redis_server.client.flushall()
         assert not await one.waiting
         again = await one.claims.take("x", b"digest", TaskIds().new(), again=True)
         assert (again.state, again.task_id) == (CONFIRMED, TASK)
@@ -134,5 +120,4 @@ async def test_a_claim_with_an_answer_has_to_be_taken_again(joined):
 async def test_a_lease_that_lapses_in_silence_is_noticed(joined, redis_server):
     async with joined() as one:
         assert not await one.waiting
-        with redis.Redis.from_url(redis_server.url) as client:
-            assert read(client.get(one.owned.key)).state == PUBLISHING
+        assert read(redis_server.client.get(one.owned.key)).state == PUBLISHING

@@ -25,6 +25,7 @@ from gateway.journal.store import Begun, JournalStore
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
+from tests.support.parts import started
 from tests.support.redis_kinds import account
 from tests.support.stack import Server
 from tests.support.waiting import eventually
@@ -53,13 +54,8 @@ def message(delivery_id: str, size: int = 100) -> Message:
 async def opened(config: Config, metrics: Metrics) -> AsyncIterator[Journal]:
     results = Results(config)
     journal = Journal(config, metrics, results)
-    for each in (results, journal):
-        await each.start()
-    try:
+    async with started(results, journal):
         yield journal
-    finally:
-        await journal.stop()
-        await results.stop()
 
 
 def answer(journal: Journal, delivery_id: str, state: str = ACCEPTED, size: int = 100) -> None:
@@ -229,16 +225,9 @@ async def test_what_is_too_old_is_removed_though_no_results_are_followed(
             client.xadd(keys.refused, {"id": f"r{n}"})
         await eventually(lambda: client.xlen(keys.deliveries) == 10)
         assert int(client.get(keys.bytes)) > 0
-        async with JournalStore.opened(config) as store:
-            watch = SizeWatch(config, store, metrics)
-            await watch.start()
-            try:
-                await eventually(
-                    lambda: not client.xlen(keys.deliveries) + client.xlen(keys.refused)
-                )
-                await eventually(lambda: metrics.get("gateway_journal_bytes") == 0)
-            finally:
-                await watch.stop()
+        async with JournalStore.opened(config) as store, started(SizeWatch(config, store, metrics)):
+            await eventually(lambda: not client.xlen(keys.deliveries) + client.xlen(keys.refused))
+            await eventually(lambda: metrics.get("gateway_journal_bytes") == 0)
     left = set(client.scan_iter()) - {keys.deliveries.encode(), keys.refused.encode()}
     assert left == {keys.bytes.encode()}
 
@@ -344,17 +333,12 @@ async def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, sta
     server = start(stack.redis)
     config = Config(state_url=server.url, journal=10, strategy="pika")
 
-    with redis.Redis.from_url(server.url) as client:
+    with server.client as client:
         # Given a change after a time in which Redis was asked more than once,
         loop, change = asyncio.get_running_loop(), (Keys(config).changes, "late accepted")
         async with aclosing(JournalStore(config).changes()) as changes:
             assert await anext(changes) == ""
             loop.call_later(0.5, client.publish, *change)
             assert await anext(changes) == "late"
-            server.freeze()
-            try:
-                with pytest.raises(GatewayError, match="no answer in time"):
-                    await anext(changes)
-            finally:
-                server.thaw()
-    server.stop()
+            with server.frozen(), pytest.raises(GatewayError, match="no answer in time"):
+                await anext(changes)

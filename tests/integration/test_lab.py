@@ -1,10 +1,14 @@
-"""A program of the lab that fails or hangs is told, and nothing of it is left."""
+"""Programs of the lab that fail or hang are told and leave nothing; others are watched."""
 
 from __future__ import annotations
 
 import argparse
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
 
 import psutil
 import pytest
@@ -13,6 +17,7 @@ from gateway.stack import StackError
 from loadtest import cli, machine, stack
 from loadtest.experiments import transports
 from loadtest.lab import program
+from loadtest.lab.pools.watch import Watch, connections, line, shared_once_mb
 from loadtest.lab.transport_cases import BUFFERED, Case
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import until
@@ -63,3 +68,104 @@ def test_a_program_that_does_not_end_is_killed_with_its_children():
         return [each for line in arguments for each in line if url in each]
 
     until(lambda: not left())
+
+
+# Watching processes ----------------------------------------------------------------------------
+
+
+# Connects twice to the port, takes 64 MB, and computes until its input ends.
+CLIENT = """\
+import socket, sys, threading
+links = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(2)]
+block = bytearray(b"x" * 64 * 2**20)
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set())).start()
+print("ready", flush=True)
+while not over.is_set():
+    sum(range(10_000))
+"""
+
+
+class Family:
+    """Processes, also once they have ended."""
+
+    def __init__(self, *children: subprocess.Popen):
+        self.processes = [psutil.Process(child.pid) for child in children]
+        self.listed = Event()
+
+    def family(self) -> list[psutil.Process]:
+        self.listed.set()
+        return self.processes
+
+
+class Broken:
+    def family(self) -> list[psutil.Process]:
+        raise PermissionError("no processes here")
+
+
+@contextmanager
+def client(port: int) -> Iterator[subprocess.Popen]:
+    argv = [sys.executable, "-c", CLIENT, str(port)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        yield child
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def used(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def test_a_busy_process_is_seen_with_its_memory_and_connections(port: int):
+    with client(port) as child:
+        family = Family(child)
+        (process,) = family.processes
+        with Watch(family, {"server": port}, every=0.05) as watch:
+            family.listed.wait()
+            before = used(process)
+            until(lambda: used(process) > before + 0.1)
+        assert 64 < shared_once_mb(family) < 500
+
+    series = watch.series
+    assert len(series["seconds"]) > 1 and series["seconds"] == sorted(series["seconds"])
+    assert series["cpu_percent"][0] == 0 and max(series["cpu_percent"]) > 0
+    assert all(64 < megabytes < 500 for megabytes in series["rss_mb"])
+    assert max(series["connections"]["server"]) == 2
+    (one,) = series["processes"]
+    assert one == {what: series[what] for what in ("cpu_percent", "rss_mb")}
+    assert line(series, "rss_mb")[0][1] == series["rss_mb"][0]
+
+
+def test_processes_are_added_up_and_one_that_ends_no_longer_counts(port: int):
+    with client(port) as first, client(port) as second:
+        family = Family(first, second)
+        with Watch(family, {"server": port}, every=0.05) as watch:
+            until(lambda: watch.series["rss_mb"][-1:] > [128])
+            first.kill()
+            first.wait()
+            until(lambda: watch.series["rss_mb"][-1] < 128)
+            until(lambda: watch.series["connections"]["server"][-1] == 2)
+
+    series = watch.series
+    assert max(series["connections"]["server"]) == 4
+    gone, left = series["processes"]
+    assert gone["rss_mb"][0] > 64 and gone["rss_mb"][-1] == 0
+    assert left["rss_mb"][-1] == series["rss_mb"][-1] > 64
+
+
+def test_our_own_connections_do_not_count(port: int):
+    with socket.create_connection(("127.0.0.1", port)):
+        assert connections({"server": port}) == {"server": 0}
+        with client(port):
+            assert connections({"server": port, "other": 1}) == {"server": 2, "other": 0}
+
+
+def test_what_goes_wrong_while_sampling_is_raised_at_the_end():
+    with pytest.raises(PermissionError), Watch(Broken(), {}):
+        pass

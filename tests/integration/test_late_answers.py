@@ -227,39 +227,37 @@ def deployed(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[
 
 @pytest.mark.parametrize("kind", SENDERS)
 async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
-    async with deployed(kind) as (server, gateways, body, expected):
-        async with gateways.process() as late:
-            task_id = await gateways.answer(late, body)
-            end(client, task_id, "done")
-            await eventually(lambda: gateways.count("answered"))
+    async with deployed(kind) as (server, gateways, body, expected), gateways.process() as late:
+        task_id = await gateways.answer(late, body)
+        end(client, task_id, "done")
+        await eventually(lambda: gateways.count("answered"))
 
-        assert server.taken == [expected]
-        assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
-        assert late.held() == {"late answers": 0, "late steps": 0}
+    assert server.taken == [expected]
+    assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
+    assert late.held() == {"late answers": 0, "late steps": 0}
 
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, deployed, caplog):
-    async with deployed("slack") as (server, gateways, body, expected):
-        async with gateways.process() as late:
-            of_no_version = ({"due": "soon"}, {"values": None}, {"route": []}, {"end": "lost"})
-            fine = json.loads(record.Record("t", "d", "/r", "k", {}, "", 1.0, 2.0).dump())
-            odd = (json.dumps(fine | each) for each in of_no_version)
-            for text in ("", "{", "[]", "{}", '{"due": 1}', "null", None, *odd):
-                task_id = str(uuid4())
-                key = late._records._key(task_id)
-                if text is None:
-                    client.set(key, "no hash")
-                else:
-                    client.hset(key, mapping={"version": 1, "record": text})
-                client.zadd(late._records._due, {task_id: 0})
-                await eventually(lambda task_id=task_id: is_looked_at(client, late, task_id))
-                await gateways.answer(late, body, task_id=task_id)  # is given all the same
-            task_id = await gateways.answer(late, body)
-            end(client, task_id, "done")
-            await eventually(lambda: gateways.count("answered"))
+    async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
+        of_no_version = ({"due": "soon"}, {"values": None}, {"route": []}, {"end": "lost"})
+        fine = json.loads(record.Record("t", "d", "/r", "k", {}, "", 1.0, 2.0).dump())
+        odd = (json.dumps(fine | each) for each in of_no_version)
+        for text in ("", "{", "[]", "{}", '{"due": 1}', "null", None, *odd):
+            task_id = str(uuid4())
+            key = late._records._key(task_id)
+            if text is None:
+                client.set(key, "no hash")
+            else:
+                client.hset(key, mapping={"version": 1, "record": text})
+            client.zadd(late._records._due, {task_id: 0})
+            await eventually(lambda task_id=task_id: is_looked_at(client, late, task_id))
+            await gateways.answer(late, body, task_id=task_id)  # is given all the same
+        task_id = await gateways.answer(late, body)
+        end(client, task_id, "done")
+        await eventually(lambda: gateways.count("answered"))
 
-        assert server.taken == [expected]
-        assert late.held() == {"late answers": 0, "late steps": 0}
+    assert server.taken == [expected]
+    assert late.held() == {"late answers": 0, "late steps": 0}
     assert caplog.text.count("cannot be read") == 11  # once for each
 
 
@@ -431,22 +429,21 @@ async def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_s
 async def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(
     client, deployed, code
 ):
-    async with deployed("wechat") as (server, gateways, body, _):
-        async with gateways.process() as late:
-            for _ in range(3):
-                end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("answered") == 3)
-            assert len(server.tokens) == 1
-            server.faults = [(200, {}, json.dumps({"errcode": code}))]
+    async with deployed("wechat") as (server, gateways, body, _), gateways.process() as late:
+        for _ in range(3):
             end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("answered") == 4)
-            # Five messages to one user: the sender's limit is reached with the next two.
-            for _ in range(2):
-                end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("failed"))
+        await eventually(lambda: gateways.count("answered") == 3)
+        assert len(server.tokens) == 1
+        server.faults = [(200, {}, json.dumps({"errcode": code}))]
+        end(client, await gateways.answer(late, body), "done")
+        await eventually(lambda: gateways.count("answered") == 4)
+        # Five messages to one user: the sender's limit is reached with the next two.
+        for _ in range(2):
+            end(client, await gateways.answer(late, body), "done")
+        await eventually(lambda: gateways.count("failed"))
 
-        assert len(server.tokens) == 2
-        assert len(server.taken) == 5
+    assert len(server.tokens) == 2
+    assert len(server.taken) == 5
 
 
 async def test_a_token_that_does_not_come_leaves_no_doubt(client, deployed, monkeypatch):
@@ -483,20 +480,19 @@ async def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_s
 
 
 async def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, deployed):
-    async with deployed("wechat") as (server, gateways, body, _):
-        async with gateways.process() as late:
-            end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("answered"))
-            server.faults = [(200, {}, '{"errcode":40001}'), None]
-            server.tokens.append("another one")
-            real = server.answer
-            refused = (200, {}, '{"errcode":42001}')
-            server.answer = lambda s, r: real(s, r) if "token" in r.target[:22] else refused
-            end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("failed"))
+    async with deployed("wechat") as (server, gateways, body, _), gateways.process() as late:
+        end(client, await gateways.answer(late, body), "done")
+        await eventually(lambda: gateways.count("answered"))
+        server.faults = [(200, {}, '{"errcode":40001}'), None]
+        server.tokens.append("another one")
+        real = server.answer
+        refused = (200, {}, '{"errcode":42001}')
+        server.answer = lambda s, r: real(s, r) if "token" in r.target[:22] else refused
+        end(client, await gateways.answer(late, body), "done")
+        await eventually(lambda: gateways.count("failed"))
 
-        sent = [each for each in server.seen if "custom/send" in each.target]
-        assert len(sent) == 3
+    sent = [each for each in server.seen if "custom/send" in each.target]
+    assert len(sent) == 3
 
 
 @pytest.mark.parametrize("seconds", [0.5, -1e6])
@@ -514,18 +510,17 @@ async def test_the_end_of_dingtalks_window_ends_the_wait(client, deployed, secon
 async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
     client, deployed
 ):
-    async with deployed("slack") as (server, gateways, body, _):
-        async with gateways.process() as late:
-            empty, failed = [await gateways.answer(late, body) for _ in range(2)]
-            gone = await gateways.answer(late, body, given=False)
-            end(client, empty, None)
-            end(client, failed, {"exc_type": "Boom", "exc_message": ["x"]}, "FAILURE")
-            await eventually(lambda: gateways.count("dropped") == 2)
-            await eventually(lambda: gateways.count("failed") == 1)
-            end(client, gone, "done")
+    async with deployed("slack") as (server, gateways, body, _), gateways.process() as late:
+        empty, failed = [await gateways.answer(late, body) for _ in range(2)]
+        gone = await gateways.answer(late, body, given=False)
+        end(client, empty, None)
+        end(client, failed, {"exc_type": "Boom", "exc_message": ["x"]}, "FAILURE")
+        await eventually(lambda: gateways.count("dropped") == 2)
+        await eventually(lambda: gateways.count("failed") == 1)
+        end(client, gone, "done")
 
-        assert not server.seen
-        assert gateways.journal.states[failed] == ["failed", LATE_FAILED]
+    assert not server.seen
+    assert gateways.journal.states[failed] == ["failed", LATE_FAILED]
 
 
 async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, deployed, caplog):
@@ -544,42 +539,40 @@ async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, dep
 
 
 async def test_what_could_not_be_written_before_the_answer_is_written_after_it(client, deployed):
-    async with deployed("slack") as (server, gateways, body, expected):
-        async with gateways.process() as late:
-            ahead, given = late._records.ahead, len(gateways.given)
+    async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
+        ahead, given = late._records.ahead, len(gateways.given)
 
-            async def away() -> float:
-                if len(gateways.given) > given:
-                    late._records.ahead = ahead
-                raise StateUnavailable
+        async def away() -> float:
+            if len(gateways.given) > given:
+                late._records.ahead = ahead
+            raise StateUnavailable
 
-            late._records.ahead = away
-            end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("answered"))
+        late._records.ahead = away
+        end(client, await gateways.answer(late, body), "done")
+        await eventually(lambda: gateways.count("answered"))
 
-        assert server.taken == [expected]
+    assert server.taken == [expected]
 
 
 @pytest.mark.parametrize("given", [True, False])
 async def test_a_record_that_was_written_without_an_answer_is_one_s_own(client, deployed, given):
-    async with deployed("slack") as (server, gateways, body, expected):
-        async with gateways.process() as late:
-            swap = late._records.swap
+    async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
+        swap = late._records.swap
 
-            async def unanswered(new: Any, found: Any) -> bool:
-                late._records.swap = swap
-                await swap(new, found)
-                raise StateUnavailable
+        async def unanswered(new: Any, found: Any) -> bool:
+            late._records.swap = swap
+            await swap(new, found)
+            raise StateUnavailable
 
-            late._records.swap = unanswered
-            task_id = await gateways.answer(late, body, given=given)
-            if not given:
-                await eventually(lambda: gateways.count("dropped"))
-            end(client, task_id, "done")
-            if given:
-                await eventually(lambda: gateways.count("answered"))
+        late._records.swap = unanswered
+        task_id = await gateways.answer(late, body, given=given)
+        if not given:
+            await eventually(lambda: gateways.count("dropped"))
+        end(client, task_id, "done")
+        if given:
+            await eventually(lambda: gateways.count("answered"))
 
-        assert server.taken == [expected] * given
+    assert server.taken == [expected] * given
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -588,23 +581,22 @@ async def test_a_redis_that_is_away_for_long_leaves_no_doubt_of_what_was_not_sen
 ):
     monkeypatch.setattr(record, "LEASE", 60.0)
     monkeypatch.setattr(answers, "_BEGIN_FOR", 0.3)
-    async with deployed("slack") as (server, gateways, body, expected):
-        async with gateways.process() as late:
-            swap, tried = late._records.swap, []
+    async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
+        swap, tried = late._records.swap, []
 
-            async def stalled(new: Any, found: Any) -> bool:
-                if new.state == record.SENDING and len(tried) < 3:
-                    tried.append(begun and await swap(new, found))
-                    raise StateUnavailable
-                return await swap(new, found)
+        async def stalled(new: Any, found: Any) -> bool:
+            if new.state == record.SENDING and len(tried) < 3:
+                tried.append(begun and await swap(new, found))
+                raise StateUnavailable
+            return await swap(new, found)
 
-            late._records.swap = stalled
-            task_id = await gateways.answer(late, body)
-            end(client, task_id, "done")
-            await eventually(lambda: gateways.count("answered"))
+        late._records.swap = stalled
+        task_id = await gateways.answer(late, body)
+        end(client, task_id, "done")
+        await eventually(lambda: gateways.count("answered"))
 
-        assert server.taken == [expected] and tried == [begun, False, False]
-        assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
+    assert server.taken == [expected] and tried == [begun, False, False]
+    assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
 
 
 async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, deployed):
@@ -663,59 +655,60 @@ async def test_a_try_that_leaves_drops_nothing_that_a_later_one_waits_for(client
         assert server.taken == [expected]
 
 
+def looks_of(late: LateAnswers) -> list[Any]:
+    """Note what each look of the process finds due."""
+    looks, due = [], late._records.due
+
+    async def looked() -> Any:
+        looks.append(await due())
+        return looks[-1]
+
+    late._records.due = looked
+    return looks
+
+
+async def taken_places(late: LateAnswers, host: str) -> asyncio.Semaphore:
+    """Take all places of a host."""
+    for _ in range(answers._SENDING):
+        await late._places[host].acquire()
+    return late._places[host]
+
+
 async def test_what_waits_for_a_place_is_not_taken_up_again(client, deployed):
-    async with deployed("slack") as (server, gateways, _, _):
-        async with gateways.process() as late:
-            looks, due = [], late._records.due
+    async with deployed("slack") as (server, gateways, _, _), gateways.process() as late:
+        looks = looks_of(late)
+        await taken_places(late, "slow.example")
+        place = await taken_places(late, server.host)
+        bodies = [parts("slack", server)[2] for _ in range(3)]
+        for task_id in [await gateways.answer(late, body) for body in bodies]:
+            end(client, task_id, "done")
+        await eventually(lambda: late.held()["late steps"] == 3)
+        await eventually(lambda: sum(map(len, looks)) > 12)
+        assert late.held()["late steps"] <= 3
+        for _ in range(answers._SENDING):
+            place.release()  # those of the other host stay taken
+        await eventually(lambda: gateways.count("answered") == 3)
 
-            async def looked() -> Any:
-                looks.append(await due())
-                return looks[-1]
-
-            late._records.due = looked
-            other, place = late._places["slow.example"], late._places[server.host]
-            for _ in range(answers._SENDING):
-                await other.acquire()
-                await place.acquire()
-            bodies = [parts("slack", server)[2] for _ in range(3)]
-            for task_id in [await gateways.answer(late, body) for body in bodies]:
-                end(client, task_id, "done")
-            await eventually(lambda: late.held()["late steps"] == 3)
-            await eventually(lambda: sum(map(len, looks)) > 12)
-            assert late.held()["late steps"] <= 3
-            for _ in range(answers._SENDING):
-                place.release()  # those of the other host stay taken
-            await eventually(lambda: gateways.count("answered") == 3)
-
-        assert len(server.taken) == 3
+    assert len(server.taken) == 3
 
 
 async def test_of_a_host_that_takes_nothing_few_are_held(client, deployed, monkeypatch):
     monkeypatch.setattr(answers, "_HELD", 3)
 
-    async with deployed("slack") as (server, gateways, _, _):
-        async with gateways.process() as late:
-            place, looks, due = late._places[server.host], [], late._records.due
-            for _ in range(answers._SENDING):
-                await place.acquire()
+    async with deployed("slack") as (server, gateways, _, _), gateways.process() as late:
+        looks, place = looks_of(late), await taken_places(late, server.host)
+        bodies = [parts("slack", server)[2] for _ in range(9)]
+        for body in bodies:
+            end(client, await gateways.answer(late, body), "done")
+            await eventually(lambda: not late.held()["late steps"] > 3)
+        looks.clear()
+        await eventually(lambda: sum(map(len, looks)) > 30)
+        assert late.held()["late steps"] == 3
+        for _ in range(answers._SENDING):
+            place.release()
+        await eventually(lambda: gateways.count("answered") == 9)
 
-            async def looked() -> Any:
-                looks.append(await due())
-                return looks[-1]
-
-            late._records.due = looked
-            bodies = [parts("slack", server)[2] for _ in range(9)]
-            for body in bodies:
-                end(client, await gateways.answer(late, body), "done")
-                await eventually(lambda: not late.held()["late steps"] > 3)
-            looks.clear()
-            await eventually(lambda: sum(map(len, looks)) > 30)
-            assert late.held()["late steps"] == 3
-            for _ in range(answers._SENDING):
-                place.release()
-            await eventually(lambda: gateways.count("answered") == 9)
-
-        assert len(server.taken) == 9
+    assert len(server.taken) == 9
 
 
 @pytest.mark.parametrize("kind", SENDERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ from gateway.config.settings import Config
 from gateway.errors import Unanswered
 from gateway.outcome import Outcome
 from gateway.stores.results import Results
+from tests.support.parts import started
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
@@ -36,16 +37,6 @@ class Process:
         self.results = Results(config)
         self.subscription = self.results.subscription
         self.late = LateResults(config, self.claims, self.results)
-
-    async def __aenter__(self) -> Process:
-        for part in (self.claims, self.results, self.late):
-            await part.start()
-        await eventually(lambda: not self.subscription.error)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        for part in (self.late, self.results, self.claims):
-            await part.stop()
 
     async def publish(self, name: str) -> Claim:
         """Claim the delivery `name`, whose message the broker has taken."""
@@ -74,9 +65,17 @@ def read(outcome: Outcome) -> tuple[Answer, bool]:
 
 
 @pytest.fixture
-def process(redis_server: Server, client: redis.Redis) -> Callable[..., Process]:
+def process(redis_server: Server, client: redis.Redis) -> Callable[..., Any]:
     """A process of a gateway, on an empty Redis."""
-    return partial(Process, redis_server.url)
+
+    @asynccontextmanager
+    async def process(**settings: Any) -> AsyncIterator[Process]:
+        one = Process(redis_server.url, **settings)
+        async with started(one.claims, one.results, one.late):
+            await eventually(lambda: not one.subscription.error)
+            yield one
+
+    return process
 
 
 def key(claim: Claim) -> str:
@@ -105,11 +104,14 @@ async def test_a_result_that_is_published_becomes_the_next_trys_answer(process, 
         assert (await one.answer("x")).body == b"late"
 
 
-async def test_a_result_that_nobody_has_heard_is_found_later(process, client):
-    async with process(result_expires=OFTEN) as one:
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_result_that_nobody_has_heard_is_found(process, client, cut):
+    async with process(**({} if cut else {"result_expires": OFTEN})) as one:
         claim = await one.listened_for("x")
         await eventually(lambda: key(claim) in heard(client))
         client.set(key(claim), result("late"))
+        if cut:  # it is found when the connection is back
+            client.client_kill_filter(_type="pubsub")
         assert (await one.until_answered("x")).body == b"late"
 
 
@@ -146,15 +148,6 @@ async def test_results_which_may_be_large_are_read_a_few_at_once(process, client
         calls = client.info("commandstats")
         assert sum(calls.get(f"cmdstat_{n}", {}).get("calls", 0) for n in ("eval", "evalsha")) == 7
         assert [each async for each in one.results.stored([])] == []
-
-
-async def test_a_result_is_found_when_the_connection_is_back(process, client):
-    async with process() as one:
-        claim = await one.listened_for("x")
-        await eventually(lambda: key(claim) in heard(client))
-        client.set(key(claim), result("late"))
-        client.client_kill_filter(_type="pubsub")
-        assert (await one.until_answered("x")).body == b"late"
 
 
 async def test_a_store_that_refuses_is_asked_again(process, client, caplog):
@@ -195,12 +188,9 @@ async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process
     async with process() as one:
         claim = await one.publish("x")
         before = asyncio.all_tasks()
-        redis_server.freeze()
-        try:
+        with redis_server.frozen():
             one.late.listen(claim, read)
             await one.late.stop()
-        finally:
-            redis_server.thaw()
         assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import redis
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import (
@@ -18,20 +17,20 @@ from tests.integration.deliveries import (
     deliver,
     expired,
     gather,
+    keyed,
     leave,
     run,
     send,
     state_of,
 )
-from tests.support.config import route
 from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
-ANSWER = route("/answer", "retries.answer", idempotency="header:Idempotency-Key")
+ANSWER = keyed("/answer", "retries.answer")
 # As many processes as there are tasks at once: none waits for another one.
-WORKER = {"concurrency": 8, "app": "tests.integration.retry_tasks"}
+WORKER = {"concurrency": 8}
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +50,13 @@ def forgetful(servers: Servers) -> Server:
 @pytest.fixture(scope="module")
 def other(servers: Servers) -> Server:
     """A gateway with a last try that is held, and with another task on the usual path."""
-    config = route(
-        "/message",
-        answer="wait-then-accept",
-        idempotency="header:Idempotency-Key",
-        deadline=8,
-        fallback="success",
-    )
-    keyed = KEYED.replace("/keyed", "/waits") + KEYED.replace("faults.run", "retries.answer")
-    return servers.gateway("pika", config + keyed)
+    config = keyed("/message", answer="wait-then-accept", deadline=8, fallback="success")
+    ways = keyed("/waits") + keyed("/keyed", "retries.answer")
+    return servers.gateway("pika", config + ways)
 
 
 def expire_result(servers: Servers, task_id: str) -> None:
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.delete(f"celery-task-meta-{task_id}")
+    servers.results.client.delete(f"celery-task-meta-{task_id}")
 
 
 async def ask(gateway: Server, key: str, statuses: str, *headers: str) -> tuple[int, bytes]:
@@ -120,7 +112,7 @@ def test_a_result_that_has_expired_unseen_is_not_waited_for(servers, forgetful):
     servers.release("expired")
     run(eventually(lambda: servers.executions("expired")))
     (first,) = servers.executions("expired")
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         run(eventually(lambda: client.exists(f"celery-task-meta-{first.task}")))
         client.delete(f"celery-task-meta-{first.task}")
     run(eventually(lambda: expired(servers.results, "expired")))
@@ -143,11 +135,8 @@ def test_who_was_told_that_nothing_was_taken_has_published_nothing(servers):
     async def three(without: str) -> list[Answer]:
         return [await deliver(gateways[without], f"told-{without}") for _ in range(3)]
 
-    servers.results.freeze()
-    try:
+    with servers.results.frozen():
         refused, relayed = run(gather(*map(three, gateways)))
-    finally:
-        servers.results.thaw()
     for gateway in gateways.values():
         run(eventually(lambda g=gateway: metric(g, "gateway_in_flight") == 0))
     servers.until_ready()
@@ -160,8 +149,6 @@ def test_who_was_told_that_nothing_was_taken_has_published_nothing(servers):
     # Whoever does without claims has time left to be relayed, but not to hear its result.
     assert {a.status for a in relayed} == {504}
     assert len({one.task for one in servers.executions("told-relay")}) == 3
-    for gateway in gateways.values():
-        gateway.stop()
 
 
 def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, hasty):
@@ -183,21 +170,6 @@ def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, h
         assert {(a.status, a.body) for a in answers} == {(200, key(strategy).encode())}
         assert len(servers.executions(key(strategy))) == 1
     run(eventually(lambda: channels(servers.results) == []))
-
-
-def test_a_late_result_is_found_though_its_subscription_was_cut(servers, hasty):
-    gateway = hasty["pika"]
-
-    assert run(deliver(gateway, "cut-late", until="cut-late")).status == 504
-    with redis.Redis.from_url(servers.results.url) as client:
-        run(eventually(lambda: channels(servers.results)))
-        servers.release("cut-late")
-        while state_of(servers.results, "cut-late") != "done":
-            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-
-    assert run(deliver(gateway, "cut-late")).body == b"cut-late"
-    assert len(servers.executions("cut-late")) == 1
-    servers.until_ready()
 
 
 def test_a_task_that_fails_after_the_deadline_runs_anew(servers, hasty):

@@ -3,64 +3,54 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-import redis
 
-from gateway.cli import main
 from gateway.stack.server import poll
-from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.integration.deliveries import URLS, Servers, answered, gather, keyed, run, send
+from tests.support.command import GATEWAY
 from tests.support.config import route
-from tests.support.requests import metric
-from tests.support.stack import Server, free_port
 
-DELIVERIES = [sys.executable, "-m", "gateway", "deliveries"]
 CONFIG = (
-    f"""\
-journal = 1000
-state_prefix = "lifecycle"
-{URLS}
-"""
+    f'journal = 1000\nstate_prefix = "lifecycle"\n{URLS}'
     + route("/accept", answer="accept")
     + route("/wait")
     + route("/soon", answer="wait-then-accept", deadline=0.5)
     + route("/patient", answer="wait-then-accept")
     + route("/idle", queue="lifecycle-idle", answer="accept", expires=1)
-    + route("/once", idempotency="header:Idempotency-Key")
+    + keyed("/once")
     + route("/silent", answer="accept", journal=False)
 )
 
 
 @pytest.fixture
-def journal(servers: Servers, capsys, tmp_path) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Run `gateway deliveries` on an empty journal; return exit code, standard output, error."""
-    file = tmp_path / "gateway.toml"
-    file.write_text(CONFIG)
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-
-    def journal(*args: str) -> tuple[int, str, str]:
-        code = main(["deliveries", args[0], *urls, "--config", str(file), *args[1:]])
-        return code, *capsys.readouterr()
-
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.flushdb()
-        yield journal
+def options(servers: Servers, tmp_path) -> list[str]:
+    """The options of commands, on a journal that is empty."""
+    (tmp_path / "gateway.toml").write_text(CONFIG)
+    servers.results.client.flushdb()
+    return ["--config", f"{tmp_path}/gateway.toml"]
 
 
 @pytest.fixture
-def command(servers: Servers, tmp_path) -> Callable[..., list[str]]:
-    """Return the words of `gateway deliveries` as a process of its own."""
-    file = tmp_path / "command.toml"
-    file.write_text(CONFIG)
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-    options = [*urls, "--config", str(file)]
-    return lambda name, *args: [*DELIVERIES, name, *options, *args]
+def journal(servers: Servers, options, capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run `gateway deliveries`; return exit code, standard output and error."""
+    return lambda command, *args: servers.deliveries(capsys, command, *options, *args)
+
+
+@pytest.fixture
+def command(servers: Servers, options) -> Callable[..., subprocess.Popen[str]]:
+    """Start `gateway deliveries` as a process of its own."""
+
+    def command(name: str, *args: str) -> subprocess.Popen[str]:
+        argv = [*GATEWAY, "deliveries", name, *servers.urls, *options, *args]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
+
+    return command
 
 
 def states(journal: Callable, *args: str) -> dict[str, str]:
@@ -89,10 +79,6 @@ def entry(journal: Callable, body: str) -> dict:
     assert (code, err) == (0, "")
     (found,) = [json.loads(line) for line in out.splitlines()]
     return found
-
-
-def answered(server: Server, target: str, *bodies: str) -> list[int]:
-    return [each.status for each in run(gather(*(send(server, target, body) for body in bodies)))]
 
 
 @pytest.mark.parametrize("strategy", ["redis", "pika", "gevent"])
@@ -134,7 +120,6 @@ def test_each_delivery_is_found_in_its_state(servers: Servers, journal: Callable
     until_states(journal, {**expected, "hangs": "succeeded"})
     ended = states(journal, "--state", "failed,dead-lettered").keys()
     assert ended == {"fails", "failed", "kills", "thrice", "twice"}
-    gateway.stop()
 
 
 def test_who_has_the_result_in_time_has_succeeded_though_it_was_seen_to_run(gateway, journal):
@@ -149,9 +134,8 @@ def test_what_no_worker_has_begun_is_accepted_and_then_expired(servers, gateway,
     until_states(journal, {"late": "accepted"})
     # The worker of the queue starts when the message has expired.
     assert poll(lambda: _age(journal, "late") > 2.5, 30)
-    worker = servers.start_worker(["lifecycle-idle"], 1)
+    servers.start_worker(["lifecycle-idle"], 1)
     until_states(journal, {"late": "expired"})
-    worker.stop()
 
 
 def _age(journal: Callable, body: str) -> float:
@@ -197,8 +181,9 @@ def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway
     until_states(journal, {"one": "failed"})
     found = entry(journal, "one")
     # Given a replay that has ended between its publishing and its confirm,
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.hset(f"lifecycle:{{journal}}:delivery:{found['id']}", "replaying", "task-7")
+    servers.results.client.hset(
+        f"lifecycle:{{journal}}:delivery:{found['id']}", "replaying", "task-7"
+    )
 
     code, out, _ = journal("replay", found["id"])
     assert (code, "an earlier replay was interrupted, and may run" in out) == (1, True)
@@ -216,8 +201,7 @@ def test_a_replay_that_is_killed_runs_under_one_task_id(servers, gateway, journa
     until_states(journal, {"kept": "succeeded", "killed": "succeeded"})
     ids = [entry(journal, body)["id"] for body in ("kept", "killed")]
     # Given a command that has published, and waits for a confirm that does not come,
-    argv = command("replay", "--rate", "1", *ids)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as replay:
+    with command("replay", "--rate", "1", *ids) as replay:
         try:
             assert replay.stdout.readline().startswith(f"{ids[0]} taken: ")
             servers.broker.freeze()
@@ -313,7 +297,7 @@ def test_mistakes_in_filters_are_told(journal, capsys):
 
 
 def test_watch_shows_each_change(gateway, journal, command):
-    with subprocess.Popen(command("watch"), stdout=subprocess.PIPE, text=True) as watch:
+    with command("watch") as watch:
         try:
             assert "received" in watch.stdout.readline()  # the head: now nothing is missed
             assert answered(gateway, "/accept", "seen") == [202]
@@ -324,16 +308,8 @@ def test_watch_shows_each_change(gateway, journal, command):
     assert seen[-1] == "succeeded" and seen[0] in ("received", "accepted")
 
 
-def test_watch_goes_on_when_redis_is_back(servers, gateway, journal, tmp_path):
-    file = tmp_path / "watched.toml"
-    file.write_text(CONFIG)
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-    argv = [sys.executable, "-m", "gateway", "deliveries", "watch", *urls, "--config", str(file)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with (
-        subprocess.Popen(argv, env=os.environ, **pipes) as watch,
-        redis.Redis.from_url(servers.results.url) as client,
-    ):
+def test_watch_goes_on_when_redis_is_back(servers, gateway, command):
+    with command("watch") as watch, servers.results.client as client:
         try:
             assert "received" in watch.stdout.readline()
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -377,53 +353,6 @@ def test_a_replay_says_what_has_not_failed(gateway, journal):
     assert err == "of 3 to replay, 3 succeeded\n3 would be replayed\n"
 
 
-def test_the_journal_keeps_to_its_bounds(servers: Servers, journal: Callable):
-    bounds = "journal = 20\njournal_bytes = 20000\n"
-    gateway = servers.gateway("redis", CONFIG.replace("journal = 1000\n", bounds))
-    assert set(answered(gateway, "/wait", *(f"small-{n}" for n in range(60)))) == {200}
-    assert poll(lambda: len(states(journal)) == 20, 30)
-    assert set(answered(gateway, "/wait", *(f"{n} {'x' * 4000}" for n in range(10)))) == {200}
-    with redis.Redis.from_url(servers.results.url) as client:
-
-        def keys() -> set[bytes]:
-            return {key.split(b":")[2] for key in client.keys("lifecycle:{journal}:*")}
-
-        assert poll(lambda: int(client.get("lifecycle:{journal}:bytes")) <= 20_000, 30)
-        assert 1 <= len(states(journal)) <= 5
-        # What is older than another gateway's age is gone, and nothing is left of it.
-        young = f"journal_age = 1\n{CONFIG}"
-        others = servers.gateway("redis", young)
-        assert poll(lambda: int(client.get("lifecycle:{journal}:bytes")) == 0, 30)
-        assert client.xlen("lifecycle:{journal}:deliveries") == 0
-        # Groups of failures stay, and while a process counts them, its name.
-        stays = {b"counts", b"groups", b"group"}
-        assert poll(lambda: keys() - stays == {b"deliveries", b"bytes"}, 30)
-    assert metric(gateway, "gateway_journal_lost_total") == 0
-    gateway.stop()
-    others.stop()
-
-
-def test_an_acceptance_does_not_wait_long_for_the_journal(stack, start, servers, tmp_path):
-    results, file = start(stack.redis), tmp_path / "frozen.toml"
-    file.write_text(CONFIG)
-    urls = ["--broker", servers.broker.url, "--result-backend", results.url]
-    gateway = stack.gateway("--strategy=pika", *urls, "--config", str(file))
-    results.freeze()
-    try:
-        # The first ones wait a little, and those after it has failed do not.
-        assert answered(gateway, "/accept", "one", "two") == [202, 202]
-        assert poll(lambda: "cannot be written to the journal" in gateway.output(), 30)
-        assert answered(gateway, "/accept", "three") == [202]
-    finally:
-        results.thaw()
-    # When it is there again, it gets all of them.
-    with redis.Redis.from_url(results.url) as client:
-        assert poll(lambda: client.xlen("lifecycle:{journal}:deliveries") == 3, 30)
-    assert metric(gateway, "gateway_journal_lost_total") == 0
-    gateway.stop()
-    results.stop()
-
-
 def test_a_replay_of_what_a_filter_finds_asks(servers, gateway, journal, monkeypatch):
     assert answered(gateway, "/accept?seconds=no", "asked") == [202]
     until_states(journal, {"asked": "failed"})
@@ -435,10 +364,3 @@ def test_a_replay_of_what_a_filter_finds_asks(servers, gateway, journal, monkeyp
     monkeypatch.setattr("builtins.input", lambda _: "yes")
     code, out, _ = journal("replay", "--state", "failed", "--wait", "0")
     assert code == 1 and " taken: task " in out
-
-
-def test_the_journal_tells_where_its_redis_is_not(tmp_path, capsys):
-    dead = f"redis://127.0.0.1:{free_port()}/0"
-    for command in (["watch"], ["list"]):
-        assert main(["deliveries", *command, "--result-backend", dead]) == 1
-        assert capsys.readouterr().err.startswith(f"gateway: {dead}: ")

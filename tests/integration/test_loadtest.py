@@ -57,7 +57,7 @@ from loadtest.targets import Target, ratios
 from tests.integration.faulty_server import server
 from tests.support.environment import inherited
 from tests.support.rows import row
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ, Server, Stack, shared
 from tests.support.waiting import until
 
 RUN = Path(__file__).parents[2] / "loadtest" / "run.sh"
@@ -82,11 +82,7 @@ BRIEFLY = {
         5,
     ),
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
-    "waiting": (
-        f"{HERE} redis --connections 40 --task sleep:2",
-        "redis tornado",
-        2,
-    ),
+    "waiting": (f"{HERE} redis --connections 40 --task sleep:2", "redis tornado", 2),
     "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
     "openloop": (f"{HERE} redis --connections 8", "redis tornado", 1),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
@@ -247,7 +243,7 @@ class Keeping(Stack):
     def gateway(self, *args: str, **options: Any) -> Server:
         config = Path(args[args.index("--config") + 1]).read_text()
         idle = self._idle.setdefault(f"{config} {args} {options}", [])
-        gateway = idle.pop() if idle else super().gateway(*args, **options)
+        gateway = idle.pop() if idle else shared(super().gateway)(*args, **options)
         gateway.stop = lambda: idle.append(gateway)  # type: ignore[method-assign]
         return gateway
 
@@ -381,25 +377,6 @@ def test_a_deployment_is_predicted_from_an_earlier_report(servers, tmp_path, mon
     assert row["predicted"]["messages"] == row["predicted"]["in_flight"] > 2.5
     assert row["messages"] >= 0 and row["in_flight"] > 0
     assert report.experiment == "deployment" and "from costs.json" in report.remarks[0]
-
-
-def test_a_message_that_a_consumer_gets_twice_fails_the_run(main, tmp_path, monkeypatch, capsys):
-    # Given a queue with a message that is there twice,
-    fill = Messages.fill
-    monkeypatch.setattr(Messages, "fill", lambda self: fill(self, [5, *range(self.number)]))
-    monkeypatch.setattr(drivers, "DRIVERS", {"py-amqp": drivers.DRIVERS["py-amqp"]})
-    monkeypatch.setattr(broker_memory, "KINDS", {"exchange": 1.0})
-
-    # when it is consumed,
-    options = "consumers --repeats 1 --connections 2 --prefetch 8 --requests 100 --others 100"
-    code = main([*options.split(), "--json", f"{tmp_path}/report.json"])
-
-    # then the exit code, the figures and the text say so, and nothing is advised.
-    assert code == 1
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert [row["wrong_answers"] for row in report["rows"]] == [1]
-    assert report["advice"].startswith("Nothing is advised")
-    assert "2 connections, prefetch 8: 1 wrong answers" in capsys.readouterr().err
 
 
 def test_each_driver_consumes_all_and_counts_what_comes_twice(servers: Stack):

@@ -8,24 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.integration.deliveries import URLS, Servers, gather, run, send
+from tests.integration.deliveries import URLS, Servers, gather, keyed, run, send
 from tests.support.config import route
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, ask, request
 from tests.support.stack import Server
 from tests.support.waiting import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SECRET = "of-these-tests-only"
 CONFIG = (
-    f"""\
-max_body = 1000
-trusted_proxies = ["127.0.0.1"]
-{URLS}
-"""
+    f'max_body = 1000\ntrusted_proxies = ["127.0.0.1"]\n{URLS}'
     + route("/plain")
     + route("/pointer", args=["json:/id"])
     + route("/forge", source="forge")
-    + route("/keyed", idempotency="header:Idempotency-Key")
+    + keyed("/keyed")
     + f"""\
 [sources.forge]
 scheme = "github"
@@ -70,7 +66,6 @@ def test_a_delivery_has_a_line_with_all_that_is_known(servers):
     assert line["published_ms"] + line["waited_ms"] == pytest.approx(line["ms"], abs=0.01)
     when = datetime.fromisoformat(line["time"])
     assert when.tzinfo is not None and line["time"].partition(".")[2][:3].isdigit()
-    gateway.stop()
 
 
 def test_of_a_share_only_errors_are_sure_to_have_a_line(servers):
@@ -80,7 +75,6 @@ def test_of_a_share_only_errors_are_sure_to_have_a_line(servers):
     assert ({answer.status for answer in good}, bad.status) == ({200}, 502)
     until(lambda: f"delivery={bad.headers['x-delivery-id']}" in gateway.output())
     assert gateway.output().count(" requests: ") == 1
-    gateway.stop()
 
 
 BAD = {
@@ -123,11 +117,7 @@ def test_a_request_that_is_refused_has_a_line_that_says_why(quiet, kind):
 
 
 def test_what_is_not_http_has_a_line(quiet):
-    async def ask() -> Answer:
-        async with await Connection.open(quiet.port) as connection:
-            return await connection.ask(b"POST /a b HTTP/1.1\r\n\r\n")
-
-    answer = run(ask())
+    answer = run(ask(quiet.port, b"POST /a b HTTP/1.1\r\n\r\n"))
     line = line_of(quiet, answer, "gateway.")
     assert line["message"].startswith(f"400 bad-request: {answer.problem['detail']} (delivery ")
 

@@ -16,10 +16,7 @@ from tests.support.stack import Server
 
 FRAME = 8192  # bytes
 CONFIG = (
-    f"""\
-{URLS}
-max_header = 65536
-"""
+    f"{URLS}\nmax_header = 65536"
     + route("/", "tests.seen")
     + route("/orders/{shop}", "tests.seen")
     + route("/accept", "tests.seen", answer="accept")
@@ -28,7 +25,7 @@ NEIGHBOURS = 20
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-WORKER = {"app": "tests.integration.webhook_tasks"}
+WORKER = {"app": "tests.integration.tasks"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +39,6 @@ def gateway(request, start_gateway, worker) -> Iterator[Server]:
     gateway = start_gateway(CONFIG, f"--strategy={request.param}")
     yield gateway
     assert metric(gateway, "gateway_broker_connections_total") == 1
-    gateway.stop()
 
 
 async def send(gateway: Server, target: str, *headers: str, body: bytes = b"hello") -> Answer:

@@ -26,10 +26,8 @@ def broker(own_rabbitmq: RabbitMQ) -> Iterator[RabbitMQ]:
 
 
 @pytest.fixture
-def servers(stack, broker, results, tmp_path_factory) -> Iterator[Servers]:
-    servers = Servers(stack, broker, results.url, tmp_path_factory.mktemp("long"))
-    yield servers
-    servers.stop()
+def servers(stack, broker, results, tmp_path_factory) -> Servers:
+    return Servers(stack, broker, results.url, tmp_path_factory.mktemp("long"))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
@@ -47,8 +45,7 @@ def test_a_task_that_takes_too_long_begins_four_times(servers, pool, capsys):
     assert [body for _, body in servers.dead_letters()] == ["long"]
     said = re.findall(r"delivers the messages of this worker again, .*: (.*)", worker.output())
     assert len(said) >= RUNS - 1 and all("faults.run" in tasks for tasks in said)
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results]
-    main(["check", *urls])
+    main(["check", *servers.urls])
     assert re.search(r"has lost its messages \d+ times since its start", capsys.readouterr().out)
     (servers.directory / "go").touch()
     assert poll(lambda: len(servers.executions("long")) == RUNS, TIMEOUT)

@@ -23,9 +23,10 @@ from gateway.http.stream import Stream
 from gateway.read_throttling import ReadThrottling
 from gateway.relay.limits import Limits
 from gateway.stores import pipeline, redis_client, result_store
-from gateway.stores.pipeline import Pipeline, results_of
+from gateway.stores.pipeline import results_of
 from gateway.stores.subscription import Subscription
 from gateway.strategies.pika_strategy import CONSUMER, PikaRPC
+from tests.support.parts import pipeline_to, started
 from tests.support.stack import RabbitMQ, free_port
 from tests.support.waiting import eventually
 
@@ -105,26 +106,12 @@ def reset_all(listening: socket.socket) -> None:
 
 
 async def test_commands_fail_with_their_connection_and_the_next_do_not(losing, redis_server):
-    config = Config(result_backend=redis_server.url)
-
-    some = Pipeline(lambda: result_store.connect(config), "test")
-    await some.start()
-    losing.more = 1
-    with pytest.raises(Unanswered):
-        await some.run("PING")
-    assert await some.run("PING") == b"PONG"
+    async with started(pipeline_to(redis_server.url)) as some:
+        losing.more = 1
+        with pytest.raises(Unanswered):
+            await some.run("PING")
+        assert await some.run("PING") == b"PONG"
     assert losing.lost == 1
-    await some.stop()
-
-
-async def test_what_is_no_text_ends_nobody_elses_command(redis_server):
-    config = Config(result_backend=redis_server.url)
-
-    some = Pipeline(lambda: result_store.connect(config), "test")
-    await some.start()
-    replies = [some.run("SET", "half\ud800", "\udfff"), some.run("GET", "half?")]
-    assert await asyncio.gather(*replies) == [b"OK", b"?"]
-    await some.stop()
 
 
 async def test_a_store_is_missed_and_found_again(losing, redis_server, metrics, monkeypatch):
@@ -135,29 +122,24 @@ async def test_a_store_is_missed_and_found_again(losing, redis_server, metrics, 
     found = asyncio.Event()
     store.on_connected.append(found.set)
     losing.more = 2
-    await store.start()
-    await found.wait()
-    assert losing.lost == 2 and not store.error
-    assert await store.run("MGET", "a", "b") == [None, None]
-    await store.stop()
+    async with started(store):
+        await found.wait()
+        assert losing.lost == 2 and not store.error
+        assert await store.run("MGET", "a", "b") == [None, None]
 
 
 async def test_an_end_of_tls_without_an_answer_ends_nothing_else(redis_server, monkeypatch):
-    config = Config(result_backend=redis_server.url)
-
     async def close(client: redis.asyncio.Redis, *_: object) -> None:
         raise redis.exceptions.TimeoutError("Timed out closing connection after 1")
 
-    some = Pipeline(lambda: result_store.connect(config), "test")
-    await some.start()
-    me = await some.run("CLIENT", "ID")
-    monkeypatch.setattr(redis.asyncio.Redis, "aclose", close)
-    ended = some.run("CLIENT", "KILL", "ID", me, "SKIPME", "no")
-    with pytest.raises(Unanswered):
-        await some.run("PING")
-    assert await ended == 1
-    assert await some.run("PING") == b"PONG"
-    await some.stop()
+    async with started(pipeline_to(redis_server.url)) as some:
+        me = await some.run("CLIENT", "ID")
+        monkeypatch.setattr(redis.asyncio.Redis, "aclose", close)
+        ended = some.run("CLIENT", "KILL", "ID", me, "SKIPME", "no")
+        with pytest.raises(Unanswered):
+            await some.run("PING")
+        assert await ended == 1
+        assert await some.run("PING") == b"PONG"
 
 
 @pytest.mark.parametrize("scheme", ["rediss://{}", "sentinel://{};sentinel://{}?ssl=true"])
@@ -192,10 +174,8 @@ async def test_a_subscription_is_lost_and_opened_again(losing, redis_server):
     config = Config(result_backend=redis_server.url)
 
     losing.more = 2
-    subscription = Subscription(lambda: result_store.connect(config), "test")
-    await subscription.start()
-    await eventually(lambda: losing.lost == 2 and not subscription.error)
-    await subscription.stop()
+    async with started(Subscription(lambda: result_store.connect(config), "test")) as subscription:
+        await eventually(lambda: losing.lost == 2 and not subscription.error)
 
 
 async def test_a_reply_queue_that_comes_too_late_is_not_consumed(rabbitmq: RabbitMQ, metrics):

@@ -19,8 +19,9 @@ from gateway.metrics import Metrics
 from gateway.stack import free_port
 from tests.faults.oracle import executions
 from tests.faults.tasks import EXECUTED
-from tests.integration.checking import Line, check, servers_at
+from tests.integration.checking import Line, check
 from tests.integration.losses import Servers, ask
+from tests.support.parts import started
 from tests.support.requests import post_all
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import eventually, until
@@ -51,17 +52,13 @@ def forbidden(store: redis.Redis) -> Iterator[None]:
 
 
 @pytest.fixture
-def results(stack: Stack, start) -> Iterator[Server]:
-    results = start(stack.redis)
-    yield results
-    results.kill()
+def results(stack: Stack, start) -> Server:
+    return start(stack.redis)
 
 
 @pytest.fixture
 def servers(stack: Stack, own_rabbitmq: RabbitMQ, results: Server, tmp_path_factory):
-    servers = Servers(stack, own_rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
-    yield servers
-    servers.stop()
+    return Servers(stack, own_rabbitmq, results.url, tmp_path_factory.mktemp("lost"))
 
 
 def client_of(servers: Servers) -> Celery:
@@ -70,19 +67,16 @@ def client_of(servers: Servers) -> Celery:
 
 def told(servers: Servers) -> Line:
     """Return what `gateway check` says of lost results."""
-    config = ["--config", str(servers.directory / "gateway.toml")]
-    return check(*config, *servers_at(servers.broker.url, servers.results)).of("lost results")
+    return check("--config", f"{servers.directory}/gateway.toml", *servers.urls).of("lost results")
 
 
 async def watched(broker: str) -> float:
     """Return what a gateway learns when it asks the workers."""
     metrics = Metrics()
     config = Config(broker_url=broker)
-    publisher = Publisher(config, metrics)
-    await publisher.start()
-    await eventually(lambda: publisher.connection is not None)
-    await WorkerWatch(config, publisher, metrics).look()
-    await publisher.stop()
+    async with started(Publisher(config, metrics)) as publisher:
+        await eventually(lambda: publisher.connection is not None)
+        await WorkerWatch(config, publisher, metrics).look()
     return metrics.get(worker_watch.LOST)
 
 

@@ -19,7 +19,7 @@ from gateway.config.settings import Config
 from gateway.http.server import OTHER_FILES
 from gateway.stack.server import poll
 from tests.support.config import route
-from tests.support.http_client import Connection, request
+from tests.support.http_client import Connection, connections, request
 from tests.support.requests import fetch, metric
 from tests.support.stack import Server, free_port
 
@@ -119,11 +119,7 @@ async def attack(server: Server, number: int, pieces: list[bytes]) -> set[int]:
             await asyncio.wait_for(client.writer.drain(), SECONDS)
         return (await client.answer()).status
 
-    async with contextlib.AsyncExitStack() as opened:
-        clients = [
-            await opened.enter_async_context(await Connection.open(server.port))
-            for _ in range(number)
-        ]
+    async with connections(server.port, number) as clients:
         tasks = [asyncio.create_task(send(client)) for client in clients]
         await asyncio.wait(tasks, timeout=SECONDS)
         for task in tasks:
@@ -142,11 +138,8 @@ def test_attacks_are_kept_within_the_documented_bound(gateway, rabbitmq):
         assert poll(lambda: fetch(f"{gateway.admin_url}/healthz").status == 200, 60)
         assert poll(lambda: metric(gateway, "gateway_connections_open") == 0, 60)
         assert metric(gateway, "gateway_in_flight") == 0
-    rabbitmq.freeze()
-    try:
+    with rabbitmq.frozen():
         asyncio.run(attack(gateway, *ATTACKS["bodies"][:2]))
-    finally:
-        rabbitmq.thaw()
     assert peak(gateway) < documented(Config())
 
 
@@ -160,5 +153,4 @@ def test_descriptors_are_left_for_the_other_connections(stack):
             opened.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
         full = "10 connections are open, which is the limit: new ones wait"
         assert poll(lambda: full in gateway.output(), 10)
-    gateway.stop()
     assert "cannot accept" not in gateway.output()

@@ -7,24 +7,21 @@ import logging
 from collections.abc import Callable
 
 import pytest
-import redis
 
+from gateway.claims.idempotency import StateWatch
 from gateway.config.settings import Config
 from gateway.journal.store import JournalStore
 from gateway.journal.writing import SizeWatch
-from gateway.metrics import Metrics
-from tests.integration.deliveries import URLS, Servers, gather, run, send
+from gateway.stores.state_store import StateStore
+from tests.integration.deliveries import URLS, Servers, gather, keyed, run, send
 from tests.support.config import route, source
+from tests.support.parts import started
 from tests.support.requests import fetch, metric, scrape, total
 from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
 
 CONFIG = (
-    f"""\
-journal = 1000
-state_prefix = "metrics"
-{URLS}
-"""
+    f'journal = 1000\nstate_prefix = "metrics"\n{URLS}'
     + source("signed", "hmac", signature="header:X-Signature", secrets=["a secret of these tests"])
     + route("/wait", deadline=50)
     + route("/fails", "appserver.tasks.fail")
@@ -33,9 +30,10 @@ state_prefix = "metrics"
     + route("/fallback", answer="wait-then-accept", deadline=0.3, fallback="success")
     + route("/accepted", answer="accept")
     + route("/accepted-and-fails", "appserver.tasks.fail", answer="accept")
-    + route("/once", deadline=50, idempotency="header:Idempotency-Key")
+    + keyed("/once", deadline=50)
     + route("/signed", None, source="signed")
 )
+GONE = Config(result_backend=f"redis://127.0.0.1:{free_port()}/0")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 WAITS = "gateway_result_wait_seconds"
 #: Gives how much a metric has grown since it was given.
@@ -134,7 +132,7 @@ def test_tasks_that_end_after_their_answer_are_counted_by_what_it_was(servers, g
 def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
     assert run(send(gateway, "/accepted", "kept")).status == 202
 
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         until(lambda: client.zcard("metrics:{journal}:open") == 0)
         sizes = {
             "gateway_journal_deliveries": lambda: client.xlen("metrics:{journal}:deliveries"),
@@ -147,27 +145,47 @@ def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
         until(lambda: metric(gateway, "gateway_state_keys") > 0)
 
 
-async def test_a_journal_that_cannot_be_asked_keeps_its_last_sizes(caplog):
-    caplog.set_level(logging.DEBUG, "gateway.journal.writing")
-    config = Config(result_backend=f"redis://127.0.0.1:{free_port()}/0")
-    metrics = Metrics()
-    metrics.set("gateway_journal_bytes", 7)
+@pytest.mark.parametrize(
+    ("store", "watch", "told", "name"),
+    [
+        (
+            JournalStore,
+            lambda store, metrics: SizeWatch(GONE, store, metrics),
+            "the size of the journal",
+            "gateway_journal_bytes",
+        ),
+        (
+            lambda config: StateStore(config, "claims"),
+            lambda store, metrics: StateWatch(metrics, store),
+            "cannot check the Redis of the claims",
+            "gateway_state_keys",
+        ),
+    ],
+    ids=["journal", "claims"],
+)
+async def test_what_cannot_be_asked_keeps_its_last_sizes(caplog, metrics, store, watch, told, name):
+    caplog.set_level(logging.DEBUG)
+    metrics.set(name, 7)
 
-    store = JournalStore(config)
-    watch = SizeWatch(config, store, metrics)
-    await store.start()
-    await watch.start()
-    await eventually(lambda: "the size of the journal" in caplog.text)
-    await watch.stop()
-    await store.stop()
+    store = store(GONE)
+    async with started(store, watch(store, metrics)):
+        await eventually(lambda: told in caplog.text)
 
-    assert metrics.get("gateway_journal_bytes") == 7
-    metrics.close()
+    assert metrics.get(name) == 7
+
+
+def test_how_full_redis_is_can_be_seen(gateway, redis_server):
+    with redis_server.client as client:
+        used = client.info("memory")["used_memory"]
+        client.config_set("maxmemory", used * 4)
+        try:
+            until(lambda: 0.1 < metric(gateway, "gateway_state_memory_ratio") < 0.5)
+        finally:
+            client.config_set("maxmemory", 0)
 
 
 def test_a_lost_subscription_is_a_reconnection(servers, gateway, grown):
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    servers.results.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
     until(lambda: grown("gateway_reconnects_total", server="results") == 2)
     assert grown("gateway_results_connections_total") == 2

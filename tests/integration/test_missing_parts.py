@@ -42,7 +42,6 @@ def test_it_works_as_plain_celery_and_says_what_is_missing(
         gateway = start_gateway(route("/", "echo", args=[]), "--strategy", strategy)
         assert post(f"{gateway.url}/", b"").body == b"from an older day"
         gateway.stop()
-    worker.stop()
 
     said = worker.output()
     assert {

@@ -20,7 +20,7 @@ import pytest
 
 from tests.integration.deliveries import Servers
 from tests.integration.mutations import MARKER, Call, calls, message, mutate
-from tests.integration.recorder import RECORD, records
+from tests.integration.tasks import RECORD, records
 from tests.support.config import route
 from tests.support.http_client import Connection, ask, request
 from tests.support.requests import without_refusals
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MUTATIONS = int(os.environ.get("MUTATIONS", "3000"))
 SEED = os.environ.get("MUTATION_SEED", "1")
 AT_ONCE = 200
-WORKER = {"app": "tests.integration.recorder", "concurrency": 1}
+WORKER = {"concurrency": 1}
 #: Seconds that the gateway has: for a header or a body, and between requests.
 TIMEOUT = 0.5
 #: Seconds after which a connection that still lives hangs: those twice, and the gateway's own

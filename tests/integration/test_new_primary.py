@@ -28,8 +28,7 @@ class Named:
 
     def __init__(self, stack: Stack):
         self._stack = stack
-        self._all = [stack.redis(), stack.redis()]
-        self.primary, self.replica = self._all
+        self.primary, self.replica = stack.redis(), stack.redis()
         self.proxy = Proxy(self.primary.port)
         self.url = f"redis://127.0.0.1:{self.proxy.port}/0"
 
@@ -45,11 +44,6 @@ class Named:
     def lead(self, server: Server) -> None:
         self.proxy.lead(server.port)
 
-    def stop(self) -> None:
-        self.proxy.close()
-        for server in self._all:
-            server.kill()
-
 
 def client(server: Server) -> redis.Redis:
     return redis.Redis.from_url(server.url)
@@ -59,14 +53,12 @@ def client(server: Server) -> redis.Redis:
 def named(stack: Stack) -> Iterator[Named]:
     named = Named(stack)
     yield named
-    named.stop()
+    named.proxy.close()
 
 
 @pytest.fixture
-def servers(stack: Stack, rabbitmq: RabbitMQ, named: Named) -> Iterator[Servers]:
-    servers = Servers(stack, rabbitmq, named)
-    yield servers
-    servers.stop()
+def servers(stack: Stack, rabbitmq: RabbitMQ, named: Named) -> Servers:
+    return Servers(stack, rabbitmq, named)
 
 
 def status(gateway: Server, target: str, body: str, *headers: str) -> int:
@@ -141,7 +133,6 @@ def test_cluster_mode_is_refused_and_left(stack, servers, named, strategy):
     named.lead(named.primary)
     until(lambda: readiness(gateway)[0] == 200)
     until(lambda: keyed(gateway, "b") == 200)
-    cluster.kill()
 
 
 def test_a_check_of_another_kind_of_redis_fails(stack, rabbitmq, tmp_path):

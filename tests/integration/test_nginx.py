@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import re
 import shlex
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ from gateway.stack.loopback import accepts
 from gateway.stack.server import poll
 from loadtest.stack import NGINX_CONF
 from tests.support.config import route
-from tests.support.http_client import request
+from tests.support.http_client import ask, request
+from tests.support.http_server import served
 from tests.support.requests import REQUESTS, fetch, is_ready, metric, post, post_all
 from tests.support.stack import Server, Stack, free_port
 from tests.support.waiting import until
@@ -31,15 +32,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def gateways(stack, rabbitmq, redis_server, worker, tmp_path_factory) -> Iterator[list[Server]]:
-    config: Path = tmp_path_factory.mktemp("nginx") / "gateway.toml"
-    config.write_text(ROUTES)
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    options = ("--strategy=pika", "--config", str(config), *urls)
+def gateways(start_gateway, worker) -> list[Server]:
     with ThreadPoolExecutor(4) as threads:
-        gateways = list(threads.map(lambda _: stack.gateway(*options), range(4)))
-        yield gateways
-        list(threads.map(lambda gateway: gateway.stop(), gateways))
+        return list(threads.map(lambda _: start_gateway(ROUTES, "--strategy=pika"), range(4)))
 
 
 @pytest.fixture(scope="module")
@@ -67,33 +62,6 @@ def test_a_gateway_that_is_gone_costs_no_request(nginx, gateways):
         assert {a.code for a in answers} == {200}
     finally:
         gateways[0].restart()
-
-
-def test_two_gateways_that_are_restarted_in_turn_cost_no_request(stack, start, gateways):
-    two = gateways[:2]
-    ports = [gateway.port for gateway in two]
-    nginx = start(lambda: stack.nginx(ports))
-    restarted = threading.Event()
-
-    def send() -> list[tuple[int, bool]]:
-        seen = []
-        while not restarted.is_set() or len(seen) < 20:
-            body = b"%d" % len(seen)
-            answer = post(f"{nginx.url}/", body)
-            seen.append((answer.code, answer.body == body))
-        return seen
-
-    with ThreadPoolExecutor(4) as threads:
-        sending = [threads.submit(send) for _ in range(4)]
-        try:
-            for gateway in two:
-                gateway.stop(timeout=40)  # SIGTERM, and then as long as systemd waits
-                gateway.restart()  # returns when it is ready
-        finally:
-            restarted.set()
-        answers = [answer for each in sending for answer in each.result()]
-    nginx.stop()
-    assert set(answers) == {(200, True)}
 
 
 def test_errors_come_through_as_the_gateway_gave_them(nginx):
@@ -148,26 +116,6 @@ def test_no_post_is_sent_to_another_gateway_once_it_was_sent(stack, start, metho
     nginx.stop()
 
 
-def test_what_a_client_says_of_itself_goes_no_further(nginx):
-    config = (nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}" / "nginx.conf").read_text()
-    for header in ("X-Forwarded-For", "X-Real-IP"):
-        assert re.search(rf"proxy_set_header\s+{header}\s+\$remote_addr;", config)
-
-
-class Headers(BaseHTTPRequestHandler):
-    """Answers with the headers of the request, one a line."""
-
-    def do_POST(self) -> None:
-        body = str(self.headers).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
     stack, start, monkeypatch, tmp_path
 ):
@@ -179,23 +127,15 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         file = tmp_path / f"{address}.conf"
         file.write_text(text.replace("203.0.113.10", address))
         monkeypatch.setattr("loadtest.stack.NGINX_CONF", file)
-        return start(lambda: stack.nginx([upstream.server_port]))
+        return start(lambda: stack.nginx([upstream]))
 
     def seen(nginx: Server, *headers: str) -> tuple[str, str]:
-        with socket.create_connection(("127.0.0.1", nginx.port)) as client:
-            head = "".join(f"{each}\r\n" for each in (*headers, "Connection: close"))
-            client.sendall(
-                f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n{head}\r\n".encode()
-            )
-            answer = b"".join(iter(lambda: client.recv(65536), b"")).decode()
-        names = ("X-Forwarded-For", "X-Real-IP", "X-Forwarded-Proto")
-        address, same, scheme = (re.findall(rf"^{name}: (.*?)\r?$", answer, re.M) for name in names)
-        assert address == same
-        return *address, *scheme
+        asked = json.loads(asyncio.run(ask(nginx.port, request(b"", "/", *headers))).body)
+        assert asked["x-forwarded-for"] == asked["x-real-ip"]
+        return asked["x-forwarded-for"], asked["x-forwarded-proto"]
 
     said = ("X-Forwarded-For: 192.0.2.1, 198.51.100.7, 127.0.0.1", "X-Forwarded-Proto: https")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Headers) as upstream:
-        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+    with served(lambda asked: (200, {}, json.dumps(asked.headers).encode())) as upstream:
         # Who connects is the balancer: what it appended is true, what was there before is not.
         known = balanced("127.0.0.1")
         assert seen(known, *said) == ("198.51.100.7", "https")
@@ -203,18 +143,15 @@ def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
         # Who connects is somebody else, or the file is as it ships: it is whoever connects.
         other = balanced("203.0.113.10")
         monkeypatch.setattr("loadtest.stack.NGINX_CONF", NGINX_CONF)
-        shipped = start(lambda: stack.nginx([upstream.server_port]))
+        shipped = start(lambda: stack.nginx([upstream]))
         assert seen(other, *said) == seen(shipped, *said) == ("127.0.0.1", "http")
-        upstream.shutdown()
-    for nginx in (known, other, shipped):
-        nginx.stop()
 
 
 # The shipped file, the defaults and the document's command together ------------------------
 
 
 @pytest.fixture
-def shipped(stack, start, rabbitmq, redis_server, worker) -> Iterator[Server]:
+def shipped(stack, start, rabbitmq, redis_server, worker) -> Server:
     """Start the command of docs/start.md with all defaults, and nginx in front of it."""
     config = Config()
     ports = [int(p) for p in re.findall(r"^ *server [\d.]+:(\d+)", NGINX_CONF.read_text(), re.M)]
@@ -224,11 +161,8 @@ def shipped(stack, start, rabbitmq, redis_server, worker) -> Iterator[Server]:
     env = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
     argv = [sys.executable, "-m", "gateway", *shlex.split(command)]
     ready = lambda: is_ready(config)  # noqa: E731
-    gateway = stack.spawn("gateway", argv, env=env, ready=ready)
-    nginx = start(lambda: stack.nginx(ports))
-    yield nginx
-    nginx.stop()
-    gateway.stop()
+    stack.spawn("gateway", argv, env=env, ready=ready)
+    return start(lambda: stack.nginx(ports))
 
 
 def test_the_documented_command_serves_all_behind_the_shipped_nginx(shipped):
@@ -264,14 +198,11 @@ def test_no_log_has_the_token_of_a_result(stack, start, gateways, alive):
 
 
 def test_a_gateway_that_takes_no_more_connections_is_passed_over(
-    stack, start, gateways, rabbitmq, redis_server, tmp_path
+    stack, start, gateways, start_gateway
 ):
     # Given a gateway with room for one connection, and a queue of those that wait that is full,
-    config = tmp_path / "gateway.toml"
     # (whose silent connections end soon, as some of the requests are behind them,)
-    config.write_text("max_connections = 1\nbacklog = 1\nidle_timeout = 2\n")
-    urls = ("--broker", rabbitmq.url, "--result-backend", redis_server.url)
-    full = stack.gateway(*urls, "--config", str(config))
+    full = start_gateway("max_connections = 1\nbacklog = 1\nidle_timeout = 2\n")
     port, other = (server.port for server in (full, gateways[0]))
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(TimeoutError):
@@ -288,5 +219,3 @@ def test_a_gateway_that_takes_no_more_connections_is_passed_over(
         assert served + metric(full, REQUESTS) == 10
         assert served > 5
         assert fetch(f"{full.admin_url}/healthz").status == 200
-    nginx.stop()
-    full.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import redis
 
 from gateway.config.strategies import STRATEGIES
 from tests.integration.deliveries import (
@@ -17,18 +16,16 @@ from tests.integration.deliveries import (
     deliver,
     expired,
     gather,
+    keyed,
     run,
     send,
     state_of,
 )
-from tests.support.config import route
 from tests.support.requests import PUBLISHED, confirmed, is_ready, metric
 from tests.support.waiting import eventually
 
-ODD = route("/odd", "retries.odd", idempotency="header:Idempotency-Key")
+ODD = keyed("/odd", "retries.odd")
 BLOCKED = "broker-blocked"
-WATERMARK = "set_vm_memory_high_watermark"
-WORKER = {"app": "tests.integration.retry_tasks"}
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
@@ -44,19 +41,17 @@ def test_a_header_that_is_longer_than_a_header_may_be_is_kept(servers, strategy)
         (200, b"long", 40_000)
     ] * 4
     assert metric(gateway, "gateway_in_flight") == 0
-    gateway.stop()
 
 
 async def test_who_wants_no_result_is_not_told_that_it_can_be_no_answer(servers):
     gateway = servers.gateway("redis", URLS + ODD + 'answer = "accept"\n')
 
     first = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         task_id = claim(servers.results, "x").task_id
         await eventually(lambda: client.exists(f"celery-task-meta-{task_id}"))
     later = await send(gateway, "/odd", "x", "Idempotency-Key: unusable")
     assert [first.status, later.status] == [202, 202]
-    gateway.stop()
 
 
 async def test_a_result_that_has_expired_is_not_listened_for(servers):
@@ -67,15 +62,13 @@ async def test_a_result_that_has_expired_is_not_listened_for(servers):
     statuses = [(await send(gateway, "/keyed", *key, "Prefer: respond-async")).status]
     await eventually(lambda: servers.executions("mixed"))
     await eventually(lambda: expired(servers.results, "mixed"))
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
+    servers.results.client.delete(f"celery-task-meta-{servers.executions('mixed')[0].task}")
     statuses.append((await send(gateway, "/keyed", *key, "Prefer: wait=1")).status)
     # A listener would keep the claim from lapsing.
     assert channels(servers.results) == []
     statuses.append((await send(gateway, "/keyed", *key)).status)
     assert statuses == [202, 202, 200]
     assert len({one.task for one in servers.executions("mixed")}) == 1
-    gateway.stop()
 
 
 def test_what_was_never_sent_is_not_listened_for(servers):
@@ -92,19 +85,14 @@ def test_what_was_never_sent_is_not_listened_for(servers):
         await eventually(lambda: not any(state_of(servers.results, key) for key in keys))
         return answers
 
-    servers.broker.ctl(WATERMARK, "0")
-    try:
+    with servers.broker.alarm():
         answers = dict(zip(gateways, run(gather(*map(blocked, gateways))), strict=True))
         heard = {channel.decode()[-36:] for channel in channels(servers.results)}
-    finally:
-        servers.broker.ctl(WATERMARK, "0.4")
 
     said = {strategy: {a.type for a in some} for strategy, some in answers.items()}
     assert said == dict.fromkeys(STRATEGIES, {BLOCKED})
     sent = {a.problem["task_id"]: strategy for strategy, some in answers.items() for a in some}
     assert [sent[task_id] for task_id in heard & sent.keys()] == []
-    for gateway in gateways.values():
-        gateway.stop()
 
 
 async def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(servers):
@@ -120,7 +108,6 @@ async def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(serv
 
     assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
     assert metric(gateway, PUBLISHED) == 1
-    gateway.stop()
 
 
 async def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_lost(
@@ -132,16 +119,11 @@ async def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_a
     )
     state.kill()
 
-    servers.worker.freeze()
-    try:
+    with servers.worker.frozen():
         keys = [f"unclaimed-{n}" for n in range(3)]
         waiting = [asyncio.create_task(deliver(gateway, key)) for key in keys]
         await eventually(lambda: confirmed(gateway) == len(keys))
         await asyncio.to_thread(cut_connections, servers.broker, "gateway")
         answers = await asyncio.gather(*waiting)
-    finally:
-        servers.worker.thaw()
 
     assert {a.type for a in answers} == {"results-lost"}
-    gateway.stop()
-    state.stop()

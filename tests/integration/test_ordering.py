@@ -88,4 +88,3 @@ async def test_one_key_one_queue_one_order(servers):
 def test_a_delivery_without_its_key_is_malformed(servers):
     gateway = servers.gateway("redis", ordered(*QUEUES))
     assert run(send(gateway, "/ordered", "{}")).type == "bad-request"
-    gateway.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,28 +128,16 @@ class Shop:
 
 
 @pytest.fixture
-def shop(stack, rabbitmq, redis_server, tmp_path, monkeypatch) -> Iterator[Shop]:
-    workers: list[Server] = []
-    start: Callable[..., Server] = stack.worker
-    monkeypatch.setattr(
-        stack, "worker", lambda *args, **options: workers.append(start(*args, **options))
-    )
+def shop(stack, rabbitmq, redis_server, tmp_path) -> Iterator[Shop]:
     shop = Shop(stack, rabbitmq, redis_server, tmp_path)
     shop.redis.flushall()
     yield shop
-    for worker in workers:
-        worker.kill()
     shop.close()
 
 
 @pytest.mark.parametrize(
     ("task", "signal"),
-    [
-        ("success", ""),
-        ("returned", ""),
-        ("plain", "task_success"),
-        ("plain", "task_postrun"),
-    ],
+    [("success", ""), ("returned", ""), ("plain", "task_success"), ("plain", "task_postrun")],
 )
 def test_what_follows_a_task_finds_its_result(shop, task, signal):
     for _ in range(TASKS):

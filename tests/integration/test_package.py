@@ -1,8 +1,9 @@
-"""What is built and installed: two packages without their tests, and a worker that needs little."""
+"""What is built and installed: two packages without tests, a worker with little, plugins."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+from tests.support import command
+from tests.support.config import route
 
 ROOT = Path(__file__).parents[2]
 #: What only the gateway needs.
@@ -133,3 +137,60 @@ def test_the_command_without_its_extra_says_what_to_install(installed, missing):
     done = python(installed, "import gateway.__main__ as g; sys.exit(g.main(['serve']))", *missing)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"gateway: no \w+: pip install 'CHECKOUT-OR-WHEEL\[serve]'\n", done.stderr)
+
+
+# Plugins ---------------------------------------------------------------------------------------
+
+
+CONFIG = """\
+[sources.shop]
+scheme = "acme"
+secrets = ["a secret of Acme"]
+""" + route("/acme", None, source="shop")
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment in which the package can be imported, as after `pip install`."""
+    directory = tmp_path_factory.mktemp("plugin")
+    source = shutil.copytree(ROOT / "examples" / "plugin", directory / "source")
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    argv += ["--no-index", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*argv, directory / "target", source], check=True)
+    (directory / "gateway.toml").write_text(CONFIG)
+    config = str(directory / "gateway.toml")
+    return {"PYTHONPATH": f"{ROOT}:{directory / 'target'}", "GATEWAY_CONFIG": config}
+
+
+def test_the_strategy_and_the_sender_are_used_by_their_names(stack, rabbitmq, redis_server, plugin):
+    # Given a gateway with the package's strategy, and a route of its sender,
+    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    stack.worker(rabbitmq.url, redis_server.url)
+    gateway = stack.gateway("--strategy=queries", *urls, env=plugin)
+    url = f"{gateway.url}/acme"
+    # when a delivery is signed as the sender would, it is answered with its task's result;
+    send = ("send", "--as", "shop", url, "--data", '{"id": "1", "type": "paid"}')
+    assert "200" in command.run(*send, env=plugin, check=True).stdout
+    # and what is signed with another secret is refused.
+    other = {**plugin, "GATEWAY_CONFIG": ""}
+    refused = command.run("send", "--as", "acme", "--secret", "x", url, env=other)
+    assert "401" in refused.stdout + refused.stderr
+
+
+def test_the_command_runs(plugin: dict[str, str]):
+    assert command.run("paths", env=plugin).stdout.split() == ["/acme", "api.core.main"]
+
+
+def test_a_strategy_that_cannot_be_imported_is_named_by_the_process(stack, plugin, tmp_path):
+    # Given an import that fails in the strategy's module,
+    target = Path(plugin["PYTHONPATH"].partition(":")[2])
+    broken = shutil.copytree(target, tmp_path / "broken")
+    module = broken / "gateway_example" / "queries.py"
+    module.write_text(f"{module.read_text()}\nimport a_module_that_nobody_wrote\n")
+    env = {"PYTHONPATH": f"{ROOT}:{broken}"}
+    # when a gateway is to use it, its process says so, without a traceback.
+    argv = [*command.GATEWAY, "serve", "--strategy=queries", "--port=0", "--admin-port=0"]
+    why = "ModuleNotFoundError: No module named 'a_module_that_nobody_wrote'"
+    gateway = stack.spawn("gateway", argv, env=env, ready=why)
+    assert "the package gateway-example 1.0 brings queries" in gateway.output()
+    assert "Traceback" not in gateway.output()

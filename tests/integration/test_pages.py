@@ -405,7 +405,6 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
     # Anybody else may write the header.
     other = servers.gateway("pika", f'trusted_proxies = ["192.0.2.1"]{roles}{CONFIG}')
     assert ask(other, "/deliveries", "X-User: a@example.com")[0] == 401
-    other.stop()
 
 
 @pytest.fixture(scope="module")

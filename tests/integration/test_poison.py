@@ -18,9 +18,7 @@ RUNS = 1 + BEGUN_AGAIN
 
 @pytest.fixture
 def servers(stack, broker, results, tmp_path_factory):
-    servers = Servers(stack, broker, results.url, tmp_path_factory.mktemp("poison"))
-    yield servers
-    servers.stop()
+    return Servers(stack, broker, results.url, tmp_path_factory.mktemp("poison"))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,6 @@ def gateway(servers, resident):
     # It may still be connecting again after another test.
     assert poll(lambda: ask(gateway, "/readyz", admin=True)[0] == 200, TIMEOUT)
     yield gateway
-    servers.stop()
     servers.clear()
 
 
@@ -165,14 +162,12 @@ def test_while_redis_is_away_a_message_is_run(servers, stack, start):
     assert "Beginnings of tasks are not written for 10 s" in worker.output()
     store.thaw()
     assert result(gateway, location) == (200, "B")
-    store.stop()
 
 
 def test_what_cannot_become_a_dead_letter_stays_in_its_queue(servers, gateway, broker):
     location = accept(gateway, "die=always", "poison")
 
-    broker.ctl("set_vm_memory_high_watermark", "0")
-    try:
+    with broker.alarm():
         worker = servers.worker()
         assert poll(
             lambda: worker.output().count("cannot be published as a dead letter") > 1, TIMEOUT
@@ -180,8 +175,6 @@ def test_what_cannot_become_a_dead_letter_stays_in_its_queue(servers, gateway, b
         assert sum(servers.messages()) == 1
         connections = broker.ctl("list_connections", "-q", "state")
         assert "blocked" in connections.split()
-    finally:
-        broker.ctl("set_vm_memory_high_watermark", "0.4")
 
     assert result(gateway, location)[0] == 502
     # One that was published in the alarm is in the broker's hands, too.
@@ -214,6 +207,3 @@ def test_a_worker_starts_while_no_quorum_queue_can_be_declared(stack, results):
 
     warnings = worker.output().count("exchange and queue 'gateway.dead' cannot be declared")
     assert warnings == 1 or nothing
-    worker.stop()
-    other.stop()
-    node.stop()

@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from gateway.config.settings import Config, Route
 from gateway.errors import BodyTooLarge, BrokerUnavailable, Unroutable, URITooLong
 from gateway.pending_task import PendingTask
 from tests.faults.proxy import Proxy
+from tests.support import parts
 from tests.support.stack import RabbitMQ
 from tests.support.waiting import eventually
 
@@ -32,22 +33,9 @@ QUEUE = "celery"
 @asynccontextmanager
 async def started(publisher: Publisher, ready: bool = True) -> AsyncIterator[Publisher]:
     """Start a publisher and, unless `ready` is false, wait for its broker; stop it at the end."""
-    await publisher.start()
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            await eventually(lambda: not (ready and publisher.error))
-            yield publisher
-    finally:
-        await publisher.stop()
-
-
-@contextmanager
-def frozen(broker: RabbitMQ) -> Iterator[None]:
-    broker.freeze()
-    try:
-        yield
-    finally:
-        broker.thaw()
+    async with parts.started(publisher), asyncio.timeout(TIMEOUT):
+        await eventually(lambda: not (ready and publisher.error))
+        yield publisher
 
 
 def pending(body: bytes = b"[]", queue: str = QUEUE) -> PendingTask:
@@ -81,7 +69,7 @@ async def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, me
     ) as publisher:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
         # Given an unconfirmed message, and a watcher with a bug,
-        with frozen(broker):
+        with broker.frozen():
             waiting = pending()
             publisher.publish(waiting)
             waiting.watch(fails)
@@ -104,7 +92,7 @@ async def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metri
 
     async with started(Publisher(config(broker, confirm_timeout=0.3), metrics)) as publisher:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        with frozen(broker):
+        with broker.frozen():
             first, second = pending(), pending()
             publisher.publish(first)
             first.watch(fails)
@@ -117,7 +105,7 @@ async def test_a_waiter_that_fails_keeps_no_other_from_its_timeout(broker, metri
 async def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broker, metrics):
     # The broker may need most of its time to wake up.
     async with started(Publisher(config(broker, confirm_timeout=2.0), metrics)) as publisher:
-        with frozen(broker):
+        with broker.frozen():
             # Given a message for a queue that is missing, which is given up (it may take the broker
             # a moment to freeze),
             given_up = False
@@ -275,7 +263,7 @@ async def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, 
     most = 1024 * 1024
 
     async with started(Publisher(config(broker, max_in_flight_bytes=most), metrics)) as publisher:
-        with frozen(broker):
+        with broker.frozen():
             # What fits into the kernel's buffers has to be filled first.
             with pytest.raises(BrokerUnavailable, match="The broker does not read"):
                 for _ in range(50):
@@ -290,14 +278,12 @@ async def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, 
 
 
 async def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metrics):
-    broker.ctl("set_vm_memory_high_watermark", "0")
-    try:
+    with ExitStack() as alarm:
+        alarm.enter_context(broker.alarm())
         async with started(Publisher(config(broker), metrics), ready=False) as publisher:
             await eventually(lambda: publisher.error.startswith("blocked: "))
-            await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.4")
+            await asyncio.to_thread(alarm.close)
             await eventually(lambda: not publisher.error)
-    finally:
-        broker.ctl("set_vm_memory_high_watermark", "0.4")
 
 
 @pytest.mark.parametrize(("kind", "more"), [("classic", 0), ("quorum", 1)])

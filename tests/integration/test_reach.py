@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -14,8 +12,9 @@ import pytest
 import redis
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.checking import check, servers_at, write
-from tests.integration.deliveries import ROOT, URLS, Servers, run, send
+from tests.integration.checking import check, write
+from tests.integration.deliveries import URLS, Servers, run, send
+from tests.support import command
 from tests.support.config import route
 from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
@@ -80,7 +79,7 @@ CONFIG = (
     + route("/paid", "shop.raw", args=["body"], when={"json:/status": "void"})
 )
 
-WORKER = {"concurrency": 1, "app": "tests.integration.reach_tasks"}
+WORKER = {"concurrency": 1}
 ORDER = {"order": {"id": 7}, "customer": {"email": "ä@example.com"}, "n": None}
 
 
@@ -98,9 +97,7 @@ def bound(rabbitmq: RabbitMQ) -> None:
 
 @pytest.fixture(scope="module", params=STRATEGIES)
 def gateway(request: pytest.FixtureRequest, servers: Servers) -> Server:
-    gateway = servers.gateway(request.param, CONFIG)
-    yield gateway
-    gateway.stop()
+    return servers.gateway(request.param, CONFIG)
 
 
 def post(gateway: Server, target: str, body: Any, *headers: str) -> Answer:
@@ -262,7 +259,7 @@ def test_check_names_a_missing_exchange(servers, tmp_path):
     exchanges = {"/a": "events", "/b": "no-such-exchange"}
     text = "".join(route(path, "shop.options", exchange=e) for path, e in exchanges.items())
 
-    checked = check(*write(tmp_path, text), *servers_at(servers.broker.url, servers.results.url))
+    checked = check(*write(tmp_path, text), *servers.urls)
 
     assert checked.code == 1
     assert "create it with its bindings" in checked.of("exchange no-such-exchange").text
@@ -272,14 +269,14 @@ def test_check_names_a_missing_exchange(servers, tmp_path):
 def test_a_replay_sends_what_was_sent(servers, gateway, tmp_path):
     """The journal has a message's exchange, routing key, headers and priority."""
     sent = post(gateway, "/kept", {"kind": "paid", "urgency": 7}, "X-Region: eu")
-    arguments = ["--json", *servers_at(servers.broker.url, servers.results.url)]
-    listed = cli("list", "--route", "/kept", *arguments)
+    arguments = ["--json", *servers.urls]
+    listed = command.run("deliveries", "list", "--route", "/kept", *arguments).stdout
     delivery = json.loads(listed.splitlines()[0])["id"]
 
     config = tmp_path / "gateway.toml"
     config.write_text(CONFIG)
     arguments += ["--config", str(config)]
-    replayed = cli("replay", delivery, "--wait", "30", *arguments[1:])
+    replayed = command.run("deliveries", "replay", delivery, "--wait", "30", *arguments[1:]).stdout
 
     assert "taken" in replayed
     task_id = replayed.split("task ")[1].split()[0]
@@ -289,8 +286,3 @@ def test_a_replay_sends_what_was_sent(servers, gateway, tmp_path):
     assert result == json.loads(sent.body)
     assert (result["priority"], result["region"]) == (7, "eu")
     assert result["routing_key"] == "orders.paid"
-
-
-def cli(*args: str) -> str:
-    argv = [sys.executable, "-m", "gateway", "deliveries", *args]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, cwd=ROOT).stdout

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.deliveries import KEYED, Servers
+from tests.integration.deliveries import KEYED, URLS, Servers
 from tests.support.config import route
 from tests.support.requests import post, readiness
 from tests.support.waiting import until
 
-ROUTES = (
-    f"""\
-secret_key = "a key of these tests"
-public_url = "https://hooks.example.com"
-{KEYED}
-"""
-    + route("/accept", answer="accept")
-    + route("/wait/{name}")
-)
+ROUTES = URLS + KEYED + route("/accept", answer="accept") + route("/wait/{name}")
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis", "threadpool"])
@@ -44,8 +36,6 @@ def test_without_redis_those_routes_are_ready_that_do_not_need_it(stack, rabbitm
     assert post(f"{gateway.url}/wait/x", b"b").code == (200 if waits else 503)
     assert post(f"{gateway.url}/accept", b"a").code == 202
 
-    servers.stop()
-
 
 def test_a_queue_that_no_worker_consumes_is_a_warning(stack, rabbitmq, start, start_gateway):
     config = (
@@ -60,15 +50,11 @@ def test_a_queue_that_no_worker_consumes_is_a_warning(stack, rabbitmq, start, st
         "-Q not-consumed, or correct `queue`; `gateway check` says more"
     ]
     assert readiness(gateway, "/a")[0] == 200
-    worker = stack.worker(rabbitmq.url, results.url, queues=["not-consumed"])
+    stack.worker(rabbitmq.url, results.url, queues=["not-consumed"])
     until(lambda: not readiness(gateway)[1]["warnings"])
-    gateway.stop()
-    worker.stop()
-    results.stop()
 
 
 def test_an_unknown_route_is_named_with_those_that_there_are(start_gateway):
     gateway = start_gateway("")
     assert readiness(gateway, "/none") == (404, {"error": "there is no route '/none'; there are /"})
     assert readiness(gateway, "/")[0] == 200
-    gateway.stop()

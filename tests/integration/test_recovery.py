@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import redis
 
 from tests.support.config import route
 from tests.support.requests import metric, post
@@ -58,7 +57,7 @@ def test_a_drainer_that_dies_of_a_revoked_permission_is_replaced(
 ):
     routes = route("/", None) + route("/late", None, queue="nobody", deadline=4)
     drained = start_gateway(routes, "--strategy=gevent")
-    with ThreadPoolExecutor(1) as threads, redis.Redis.from_url(redis_server.url) as client:
+    with ThreadPoolExecutor(1) as threads, redis_server.client as client:
         late = threads.submit(post, f"{drained.url}/late")
         until(lambda: client.pubsub_channels("celery-task-meta-*"))
 
@@ -71,7 +70,6 @@ def test_a_drainer_that_dies_of_a_revoked_permission_is_replaced(
 
         until(lambda: post(f"{drained.url}/", b"hi").body == b"hi")
         assert late.result().code == 504
-    drained.stop()
 
 
 def test_what_lies_in_the_working_directory_is_not_imported(stack, broker, redis_server, tmp_path):

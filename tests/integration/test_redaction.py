@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from gateway.admin.pages.view import _OWN
 from gateway.cli import main
@@ -64,12 +62,6 @@ HEADERS = (f"X-National-Id: {FORMS[2]}", "Content-Type: application/json")
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        yield collector
-
-
-@pytest.fixture(scope="module")
 def archive(servers: Servers) -> Path:
     return servers.directory / "redaction.db"
 
@@ -84,7 +76,7 @@ def gateway(servers: Servers, collector: Collector, archive: Path) -> Server:
 def kept(servers: Servers) -> dict[str, Any]:
     """Return all of Redis but the results of tasks."""
     found: dict[str, Any] = {}
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         for key in client.scan_iter():
             if not key.startswith(b"celery-task-meta-"):
                 kind = client.type(key).decode()
@@ -108,10 +100,9 @@ def shown(gateway: Server, path: str = "") -> Any:
 
 def archived(servers: Servers, archive: Path) -> list[str]:
     """Copy the journal into the archive; return all that is in its file."""
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
     config = archive.with_suffix(".toml")
     config.write_text(f'journal = 100\narchive_url = "sqlite:///{archive}"\n')
-    assert main(["archive", "--once", "--config", str(config), *urls]) == 0
+    assert main(["archive", "--once", "--config", str(config), *servers.urls]) == 0
     with sqlite3.connect(archive) as database:
         return [*database.iterdump()]
 
@@ -150,8 +141,7 @@ def test_a_redacted_value_is_nowhere(servers, gateway, archive, collector, capsy
         "spans": repr(collector.spans),
     }
     for each in entries:
-        urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-        assert main(["deliveries", "show", *urls, each]) == 0
+        assert main(["deliveries", "show", *servers.urls, each]) == 0
     everything["command"], told = capsys.readouterr()
     forms = [*FORMS, repr(MARK.encode())[2:-1]]
     assert [(k, form) for k, text in everything.items() for form in forms if form in text] == []
@@ -166,7 +156,7 @@ def test_a_redacted_value_is_nowhere(servers, gateway, archive, collector, capsy
     card = {"card": {"number": "[redacted]", "name": "shown"}, "memo": "paid by [redacted]"}
     assert [json.loads(each) for each in bodies] == [card, card]
     # An example of a group is read from the archive when the journal has it no more.
-    with redis.Redis.from_url(servers.results.url) as client:
+    with servers.results.client as client:
         for key in client.scan_iter("*{journal}:delivery:*"):
             client.delete(key)
     assert "deliveries/" in page(gateway, f"failures/{groups[0]}").partition("The latest")[2]
@@ -182,9 +172,8 @@ def test_a_redacted_delivery_is_not_replayed(servers, gateway, tmp_path, capsys)
     assert shown(gateway, f"/{delivery}")["redacted"] == [
         "header:x-national-id", "json:/card/number", "param:id", "query:t",
     ]  # fmt: skip
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-    assert main(["deliveries", "replay", *urls, delivery]) == 1
-    out = capsys.readouterr().out
+    code, out, _ = servers.deliveries(capsys, "replay", delivery)
+    assert code == 1
     assert out.startswith(f"{delivery} cannot be replayed as it was: header:x-national-id, json:/")
 
 

@@ -8,32 +8,27 @@ import hmac
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 
 import pytest
-import redis
 
 from gateway.cli import main
-from tests.integration.deliveries import Servers, gather, run, send
+from tests.integration.deliveries import Servers, gather, keyed, run, send
 from tests.integration.test_deliveries import listed
 from tests.support.config import route, source
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, ask, request
 from tests.support.requests import fetch
 from tests.support.stack import Server
 from tests.support.waiting import until
 
 SECRET = "sesame-of-the-shop"
 CONFIG = (
-    """\
-journal = 100
-journal_refused = true
-body_timeout = 0.5
-max_body = 10000
-"""
+    "journal = 100\njournal_refused = true\nbody_timeout = 0.5\nmax_body = 10000"
     + source("slow", "github", secrets=[SECRET], rate=0.001)
     + source("shop", "github", secrets=[SECRET])
     + route("/shop", source="shop")
     + route("/slow", source="slow", idempotency="none")
-    + route("/keyed", idempotency="header:Idempotency-Key")
+    + keyed("/keyed")
     + route("/unkept", journal=False, args=["json:/id"])
 )
 #: Routes that take only some of the deliveries on their path.
@@ -57,15 +52,9 @@ SECRETS = [
 @pytest.fixture
 def deliveries(servers: Servers, capsys) -> Callable[..., tuple[int, str, str]]:
     """Run `gateway deliveries` on a journal that was empty; return exit code, output and errors."""
-    with redis.Redis.from_url(servers.results.url) as client:
-        client.flushdb()
+    servers.results.client.flushdb()
 
-    def deliveries(*args: str) -> tuple[int, str, str]:
-        urls = ["--broker", servers.broker.url, "--result-backend", servers.results.url]
-        code = main(["deliveries", args[0], *urls, *args[1:]])
-        return code, *capsys.readouterr()
-
-    return deliveries
+    return partial(servers.deliveries, capsys)
 
 
 def signed(body: str) -> list[str]:
@@ -74,8 +63,7 @@ def signed(body: str) -> list[str]:
 
 
 async def raw(gateway: Server, data: bytes) -> Answer:
-    async with await Connection.open(gateway.port) as connection:
-        return await connection.ask(data)
+    return await ask(gateway.port, data)
 
 
 async def refuse(gateway: Server) -> list[Answer]:
@@ -229,7 +217,6 @@ def test_the_journal_has_no_refused_requests_unless_they_are_asked_for(servers, 
     assert run(send(gateway, "/shop", "taken", *signed("taken"))).status == 200
     (entry,) = listed(deliveries, 1)
     assert (entry["state"], entry["request"]) == ("succeeded", None)
-    gateway.stop()
 
 
 def test_what_does_not_arrive_in_time_is_kept_with_its_route(gateway, deliveries):
@@ -277,4 +264,3 @@ def test_what_no_route_takes_is_ignored_and_found_with_its_reason(servers, deliv
     assert main(["forward", "--to", "http://127.0.0.1:9", "--admin", gateway.admin_url,
                  "--id", first["id"]]) == 1  # fmt: skip
     assert "not sent: it was ignored: no route takes" in capsys.readouterr().out
-    gateway.stop()

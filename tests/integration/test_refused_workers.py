@@ -39,15 +39,13 @@ def test_workers_consume_queues_that_are_quorum_queues_by_default(
         if lines is None:
             assert post(f"{gateway.url}/", b"hello").body == b"hello"
         assert worker.output().count("does not support global qos") <= 2  # Celery's line, and ours
-    gateway.stop()
 
 
 def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     stack: Stack, quorum_url, redis_server: Server
 ):
-    gateway = stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
+    stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
     checked = check(*servers_at(quorum_url, redis_server.url))
-    gateway.stop()
     assert checked.code == 1
     text = checked.of("queue celery").text
     assert "no worker consumes it" in text and "task_default_queue_type" in text
@@ -65,4 +63,3 @@ def test_a_second_worker_of_a_name_says_so_and_does_not_spin(stack, rabbitmq, re
     first.stop()
     until(lambda: f"{name} ready." in second.output(), 30, said=second.output)
     assert "Frequent restarts" not in second.output()
-    second.stop()

@@ -11,7 +11,7 @@ from tests.support.requests import post_each
 FAILING = ("odd", "by_failing_group", "by_failing_chord")
 TASKS = ("by_task", "by_chain", "by_group", "by_chord", *FAILING)
 ROUTES = "".join(route(f"/{name}", f"replacing.{name}", deadline=10) for name in TASKS)
-WORKER = {"app": "tests.integration.replacing_tasks"}
+WORKER = {"app": "tests.integration.tasks"}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -24,4 +24,3 @@ def test_the_task_in_its_place_answers(start_gateway, worker, strategy):
     assert b"could not encode" in answers[4].body
     assert all(b"ChordError" in answer.body for answer in answers[5:])
     assert [answer.body for answer in answers[:4]] == [b"x", b"x", b'["x","x"]', b"xx"]
-    gateway.kill()

@@ -1,10 +1,11 @@
-"""What the app server stores in Redis, and when: as Celery would, by one command."""
+"""What the app server stores in Redis, and when: results as Celery would, beginnings of tasks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from uuid import uuid4
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from celery.app.task import Context
 from celery.exceptions import BackendStoreError
 
 from appserver import held_results
+from appserver.attempts import EXPIRES, Attempts
 from appserver.held_results import HeldResults, Stored
 from appserver.reply_connection import reply_connection
 from tests.support.stack import free_port
@@ -22,9 +24,23 @@ KEY = "celery-task-meta-"
 
 @pytest.fixture
 def store(redis_server) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_server.url) as client:
+    with redis_server.client as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def published(store) -> Iterator[Callable[[], tuple[str, bytes]]]:
+    """Return the next result that is published: its key and what is said of it."""
+    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.psubscribe(f"{KEY}*")
+        pubsub.get_message(timeout=10)
+
+        def published() -> tuple[str, bytes]:
+            message = pubsub.get_message(timeout=10)
+            return message["channel"].decode(), message["data"]
+
+        yield published
 
 
 @pytest.fixture
@@ -35,18 +51,13 @@ def app(redis_server) -> Iterator[Celery]:
         app.backend.client.close()
 
 
-def test_a_result_is_stored_with_its_life_and_published(app, store):
-    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.psubscribe(f"{KEY}*")
-        pubsub.get_message(timeout=10)
+def test_a_result_is_stored_with_its_life_and_published(app, store, published):
+    app.backend.store_result("1", {"ünï": [1]}, states.SUCCESS)
 
-        app.backend.store_result("1", {"ünï": [1]}, states.SUCCESS)
-
-        stored = store.get(f"{KEY}1")
-        assert json.loads(stored)["result"] == {"ünï": [1]}
-        assert 0 < store.ttl(f"{KEY}1") <= app.backend.expires
-        message = pubsub.get_message(timeout=10)
-        assert (message["channel"], message["data"]) == (f"{KEY}1".encode(), stored)
+    stored = store.get(f"{KEY}1")
+    assert json.loads(stored)["result"] == {"ünï": [1]}
+    assert 0 < store.ttl(f"{KEY}1") <= app.backend.expires
+    assert published() == (f"{KEY}1", stored)
     assert app.AsyncResult("1").get(timeout=10) == {"ünï": [1]}
 
 
@@ -100,18 +111,14 @@ def succeed(app: Celery, task_id: str, result: str) -> None:
     reply_connection(app).held.end(store)
 
 
-def test_results_that_are_held_are_stored_together(app, store, held):
+def test_results_that_are_held_are_stored_together(app, store, held, published):
     app.backend.store_result("0", "loads the script", states.STARTED)
     before = store.info("commandstats")["cmdstat_evalsha"]["calls"]
-    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.psubscribe(f"{KEY}*")
-        pubsub.get_message(timeout=10)
-        for number in map(str, range(1, 6)):
-            succeed(app, number, number)
-        assert store.keys(f"{KEY}[1-9]") == []
-        held.flush()
-        messages = [pubsub.get_message(timeout=10)["channel"] for _ in range(5)]
-    assert messages == [f"{KEY}{number}".encode() for number in range(1, 6)]
+    for number in map(str, range(1, 6)):
+        succeed(app, number, number)
+    assert store.keys(f"{KEY}[1-9]") == []
+    held.flush()
+    assert [published()[0] for _ in range(6)] == [f"{KEY}{number}" for number in range(6)]
     for number in map(str, range(1, 6)):
         assert json.loads(store.get(f"{KEY}{number}"))["result"] == number
         assert 0 < store.ttl(f"{KEY}{number}") <= app.backend.expires
@@ -164,16 +171,13 @@ def test_the_result_of_a_chords_member_is_not_held(app):
     assert held_results.is_followed(app, Context({**named, "chord": {"task": "x"}}))
 
 
-def test_a_success_is_final(app, store):
+def test_a_success_is_final(app, store, published):
     app.backend.store_result("1", "done", states.SUCCESS)
-    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.psubscribe(f"{KEY}*")
-        pubsub.get_message(timeout=10)
 
-        app.backend.store_result("1", ValueError("late"), states.FAILURE)
-        app.backend.store_result("2", "other", states.SUCCESS)
+    app.backend.store_result("1", ValueError("late"), states.FAILURE)
+    app.backend.store_result("2", "other", states.SUCCESS)
 
-        assert pubsub.get_message(timeout=10)["channel"] == f"{KEY}2".encode()
+    assert [published()[0] for _ in range(2)] == [f"{KEY}1", f"{KEY}2"]
     assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
 
 
@@ -216,3 +220,91 @@ def test_a_redis_that_has_lost_its_scripts_learns_it_anew(app, store):
     app.backend.store_result("2", "done", states.SUCCESS)
 
     assert json.loads(store.get(f"{KEY}2"))["result"] == "done"
+
+
+# Beginnings of redelivered messages are counted, by task and by deployment ---------------------
+
+
+class Received:
+    """As much of a request as is looked at."""
+
+    def __init__(self, task_id: str, attempt: str):
+        self.id, self.attempt = task_id, attempt
+
+
+@pytest.fixture
+def attempts(redis_server):
+    """Make one process' view of the redelivered messages."""
+    apps = []
+
+    def make(prefix: str = "", backend: str = "") -> Attempts:
+        app = Celery("shop", set_as_current=False)
+        app.conf.result_backend = backend or redis_server.url
+        if prefix:
+            app.conf.result_backend_transport_options = {"global_keyprefix": prefix}
+        apps.append(app)
+        return Attempts(app)
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+def test_what_is_begun_elsewhere_is_counted_once_each(attempts):
+    task_id = str(uuid4())
+    one, other = attempts(), attempts()
+
+    assert one.begin(task_id, "a") == 0
+    assert other.begin(task_id, "b") == 1
+    assert other.begin(task_id, "b") == 1
+
+
+def test_deployments_with_prefixes_of_their_own_do_not_meet(attempts, redis_server):
+    task_id = str(uuid4())
+
+    assert [attempts(prefix).begin(task_id, "a") for prefix in ("", "shop", "bank")] == [0, 0, 0]
+    with redis_server.client as client:
+        assert client.scard(f"shop_celery-task-meta-{task_id}.begun") == 1
+        assert 0 < client.ttl(f"shop_celery-task-meta-{task_id}.begun") <= EXPIRES
+
+
+def test_taking_back_keeps_what_was_lost_and_the_end_forgets_it(attempts):
+    task_id = str(uuid4())
+    one = attempts()
+    lost, running = Received(task_id, "lost"), Received(task_id, "running")
+    assert [one.receive(lost), one.receive(running)] == [0, 0]
+    one.begin(task_id, lost.attempt)
+    one.begin(task_id, running.attempt)
+
+    one.lose(lost)
+    one.take_back(running)
+    assert one.begin(task_id, "third") == 1
+    assert one.receive(Received(task_id, "fourth")) == 1
+
+    one.end(running)
+    assert one.begin(task_id, "fourth") == 0
+    assert one.receive(Received(task_id, "fourth")) == 0
+
+
+def test_with_the_connection_all_beginnings_are_taken_back(attempts):
+    requests = [Received(str(uuid4()), "first") for _ in range(3)]
+    one = attempts()
+    for request in requests:
+        one.receive(request)
+        one.begin(request.id, request.attempt)
+
+    one.take_all_back()
+
+    assert [one.begin(request.id, "second") for request in requests] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("backend", ["redis://127.0.0.1:1/0", "rpc://", "disabled://"])
+def test_where_nothing_can_be_counted_nothing_is_known(attempts, backend):
+    one = attempts(backend=backend)
+    request = Received(str(uuid4()), "a")
+
+    assert [one.begin(request.id, attempt) for attempt in ("a", "b", "c")] == [0, 0, 0]
+    one.lose(request)
+    assert one.receive(request) == 1
+    one.end(request)
+    assert one.receive(request) == 0

@@ -141,4 +141,3 @@ def test_all_vectors_over_http(place: Place, stack: Stack, start_gateway):
                 answer = ask(gateway, encode(each, case.path))
                 assert answer.status == 401, (case.name, each, answer.body)
     assert metric(gateway, PUBLISHED) - before == deliveries
-    gateway.kill()

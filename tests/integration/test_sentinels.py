@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from gateway.stores.results import Results
 from gateway.strategies.celery_client import CeleryClient
 from tests.integration.test_claims import claims_of, task
 from tests.support.certificates import Certificates
+from tests.support.parts import started
 from tests.support.redis_kinds import Watched
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually, until
@@ -33,21 +35,12 @@ PASSWORD = Watched.PASSWORD
 
 
 @pytest.fixture
-def watched(stack: Stack) -> Iterator[Callable[..., Watched]]:
-    made: list[Watched] = []
-
-    def make(*options: str, **more: Any) -> Watched:
-        made.append(Watched(stack, *options, **more))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.stop()
+def watched(stack: Stack) -> Callable[..., Watched]:
+    return partial(Watched, stack)
 
 
 def run_id(server: Server) -> bytes:
-    with redis.Redis.from_url(server.url) as client:
-        return client.info("server")["run_id"].encode()
+    return server.client.info("server")["run_id"].encode()
 
 
 async def info(claims: Claims) -> bytes:
@@ -123,10 +116,10 @@ def test_the_sentinels_have_an_account_of_their_own(watched):
 
     async def trying(password: str | None) -> str:
         config = Config(result_backend=servers.url, sentinel_password=password)
-        some = Pipeline(lambda: results_of(config, Metrics())._connect(), "test")
-        await some.start()
-        await eventually(lambda: some.error != "not connected yet")
-        await some.stop()
+        async with started(
+            Pipeline(lambda: results_of(config, Metrics())._connect(), "test")
+        ) as some:
+            await eventually(lambda: some.error != "not connected yet")
         return some.error
 
     assert "HELLO must be called with the client already authenticated" in asyncio.run(trying(None))
@@ -169,14 +162,12 @@ def pings(environ: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def copied(stack: Stack) -> Iterator[tuple[Server, Server]]:
+def copied(stack: Stack) -> tuple[Server, Server]:
     primary = stack.redis("--repl-diskless-sync-delay", "0")
     replica = stack.redis("--replicaof", "127.0.0.1", str(primary.port))
-    with redis.Redis.from_url(primary.url) as client:
+    with primary.client as client:
         until(lambda: client.wait(1, 100))
-    yield primary, replica
-    for server in (replica, primary):
-        server.kill()
+    return primary, replica
 
 
 async def test_a_claim_is_taken_when_the_replicas_have_it(copied):
@@ -187,11 +178,10 @@ async def test_a_claim_is_taken_when_the_replicas_have_it(copied):
             *(take_copied(claims, f"{n % 50}", f"{n}") for n in range(100))
         )
         assert [claim.state for claim in taken] == [MINE] * 50 + [PUBLISHING] * 50
-        with redis.Redis.from_url(replica.url) as client:
+        with replica.client as client:
             assert all(client.exists(claim.key) for claim in taken)
         # Those of one turn have asked together.
-        with redis.Redis.from_url(primary.url) as client:
-            assert client.info("commandstats")["cmdstat_wait"]["calls"] < 10
+        assert primary.client.info("commandstats")["cmdstat_wait"]["calls"] < 10
 
 
 @pytest.mark.parametrize("without", ["refuse", "relay"])
@@ -202,15 +192,13 @@ async def test_without_enough_replicas_no_claim_is_taken(copied, without):
     async with claims_of(config) as claims:
         waiting = Idempotency(config, Results(config), Metrics())
         waiting.claims = claims
-        with redis.Redis.from_url(replica.url) as client:
-            client.replicaof("NO", "ONE")
+        replica.client.replicaof("NO", "ONE")
         with pytest.raises(StateUnavailable):
             await take(claims, "a", "one")
         assert claims.uncopied == "0 of 1 replicas have the last claim"
         assert ("0 of 1 replicas" in waiting.error) == (without == "refuse" and waiting_ok(waiting))
         # The claim is not left behind: the next try has its own.
-        with redis.Redis.from_url(replica.url) as client:
-            client.replicaof("127.0.0.1", primary.port)
+        replica.client.replicaof("127.0.0.1", primary.port)
         await eventually(lambda: not claims.uncopied)
         again = await take_copied(claims, "a", "two")
         assert (again.state, again.task_id) == (MINE, task("two"))
@@ -224,8 +212,7 @@ async def test_a_wait_that_is_given_up_by_one_goes_on_for_the_others(copied):
     primary, replica = copied
 
     async with claims_of(Config(result_backend=primary.url, state_replicas=1)) as claims:
-        with redis.Redis.from_url(replica.url) as client:
-            client.replicaof("NO", "ONE")
+        replica.client.replicaof("NO", "ONE")
         first = asyncio.create_task(take(claims, "a", "one"))
         second = asyncio.create_task(take(claims, "b", "two"))
         while claims.redis.pending != 1:  # the WAIT of both

@@ -25,15 +25,16 @@ from gateway import __version__
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.process.child_handle import START_TIMEOUT
 from tests.faults.proxy import Proxy
+from tests.support import command
+from tests.support.command import GATEWAY
 from tests.support.environment import inherited
-from tests.support.http_client import Answer, Connection, request
+from tests.support.http_client import Answer, Connection, ask, connections, request
 from tests.support.requests import REQUESTS, fetch, is_ready, metric, readiness
 from tests.support.stack import RabbitMQ, Server, Stack, free_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 20  # seconds for what takes as long as it takes
-GATEWAY = [sys.executable, "-m", "gateway"]
 ROUTE = '[[routes]]\npath = "/"\n'
 LARGE = '[[routes]]\npath = "/large"\ntask = "appserver.tasks.large"\n'
 #: A route whose queue nobody consumes: its requests stay under way until they end.
@@ -54,38 +55,20 @@ def start_gateway(stack: Stack, urls: list[str]) -> Start:
     return start
 
 
-@pytest.fixture
-def gateway(start_gateway: Start) -> Iterator[Start]:
-    """Start gateways of a test's own; kill them at the end."""
-    started: list[Server] = []
-
-    def start(*args: str) -> Server:
-        started.append(start_gateway(*args))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.kill()
-
-
 @pytest.fixture(scope="module")
-def one(start_gateway: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def one(start_gateway: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
     """A gateway with one child, for all tests that leave it as it was."""
     config = tmp_path_factory.mktemp("one") / "gateway.toml"
     config.write_text(ROUTE + LARGE)
-    server = start_gateway("--config", str(config))
-    yield server
-    server.kill()
+    return start_gateway("--config", str(config))
 
 
 @pytest.fixture(scope="module")
-def two(start_gateway: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def two(start_gateway: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
     """The same with two children, whose requests to nobody end soon."""
     config = tmp_path_factory.mktemp("two") / "gateway.toml"
     config.write_text(NOBODY.format(0.2))
-    server = start_gateway("--config", str(config), "--processes", "2")
-    yield server
-    server.kill()
+    return start_gateway("--config", str(config), "--processes", "2")
 
 
 @pytest.fixture
@@ -101,11 +84,7 @@ def nobody(tmp_path):
 
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    env = inherited() | env
-    return subprocess.run(
-        [*GATEWAY, *args], env=env, capture_output=True, text=True, timeout=TIMEOUT
-    )
+    return command.run(*args, env=inherited() | env, timeout=TIMEOUT)
 
 
 def post(server: Server, body: bytes, path: str = "/") -> Answer:
@@ -152,7 +131,6 @@ def test_option_without_a_command_means_serve(stack, urls, worker, failed_reload
     server = stack.spawn("gateway", [*GATEWAY, *options], ready=ready)
     assert fetch(f"http://127.0.0.1:{number}/", method="POST", body=b"hello").body == b"hello"
     assert "serving with the strategy ioloop" in server.output()
-    server.stop()
 
 
 def test_environment_configures_it_all(stack, rabbitmq, redis_server, worker):
@@ -235,9 +213,9 @@ def test_connections_are_refused_until_a_child_can_answer(tmp_path, kind):
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         broker = f"amqp://127.0.0.1:{silent.getsockname()[1]}//"
-        command = [*GATEWAY, "serve", *where, "--admin-port", "0", "--broker", broker]
+        argv = [*GATEWAY, "serve", *where, "--admin-port", "0", "--broker", broker]
         starting = subprocess.Popen(
-            [*command, "--config", str(config)], env=inherited(), stderr=subprocess.PIPE, text=True
+            [*argv, "--config", str(config)], env=inherited(), stderr=subprocess.PIPE, text=True
         )
         try:
             assert any("bound to" in line for line in starting.stderr)
@@ -339,23 +317,18 @@ def test_strategies_lists_the_table():
 
 
 @pytest.fixture(scope="module")
-def told(stack, urls, tmp_path_factory) -> Iterator[Server]:
+def told(stack, urls, tmp_path_factory) -> Server:
     """A gateway on a UNIX socket, its `path`, that was a dead one's; it logs requests."""
     path = tmp_path_factory.mktemp("told") / "gateway.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     server = stack.gateway(*urls, "--uds", str(path), env={"GATEWAY_LOG_REQUESTS": "true"})
     server.path = path
-    yield server
-    server.kill()
+    return server
 
 
 def test_unix_socket_is_served_and_replaces_a_dead_one(told, worker):
-    async def talk() -> Answer:
-        async with await Connection.open(told.path) as connection:
-            return await connection.ask(request(b"hello"))
-
-    assert asyncio.run(talk()).body == b"hello"
+    assert asyncio.run(ask(told.path, request(b"hello"))).body == b"hello"
 
 
 def test_processes_share_the_work_and_their_counts_add_up(two):
@@ -363,12 +336,9 @@ def test_processes_share_the_work_and_their_counts_add_up(two):
     seen, sent = set(), 0
 
     async def some() -> list[Answer]:
-        connections = [await Connection.open(two.port) for _ in range(20)]
         data = request(b"x", "/nobody")
-        answers = await asyncio.gather(*(connection.ask(data) for connection in connections))
-        for connection in connections:
-            connection.writer.close()
-        return answers
+        async with connections(two.port, 20) as opened:
+            return await asyncio.gather(*(connection.ask(data) for connection in opened))
 
     # The ids that a process gives out share its prefix.
     while len(seen) < 2 and sent < 1000:
@@ -410,11 +380,13 @@ def test_killed_child_is_replaced_and_what_it_counted_stays(one, worker):
     assert metric(one, "gateway_connections_open") == 0
 
 
-async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, worker, tmp_path):
+async def test_hangup_replaces_the_children_with_the_new_configuration(
+    start_gateway, worker, tmp_path
+):
     # Given a gateway with two children and a file,
     config = tmp_path / "gateway.toml"
     config.write_text('processes = 2\n[[routes]]\npath = "/"\n')
-    server = gateway("--config", str(config))
+    server = start_gateway("--config", str(config))
     old = children(server)
     assert post(server, b"x").status == 200
 
@@ -460,22 +432,21 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(gateway, 
 @pytest.fixture(scope="module")
 def failed_reloads(start_gateway, worker, tmp_path_factory) -> Iterator[Future[None]]:
     """Begin `reload_in_vain`, which takes long, with the first test; the others run meanwhile."""
-    directory = tmp_path_factory.mktemp("reloads")
-    with ThreadPoolExecutor(1) as thread:
-        yield thread.submit(reload_in_vain, start_gateway, directory / "gateway.toml")
-
-
-def reload_in_vain(start_gateway: Start, config: Path) -> None:
     # Given a gateway with two children,
-    text = f"processes = 2\ngrace = 0.1\n{ROUTE}"
-    config.write_text(text)
+    config = tmp_path_factory.mktemp("reloads") / "gateway.toml"
+    config.write_text(f"processes = 2\ngrace = 0.1\n{ROUTE}")
     server = start_gateway("--config", str(config))
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(reload_in_vain, server, config)
+
+
+def reload_in_vain(server: Server, config: Path) -> None:
+    text = config.read_text()
     for number, path in [(signal.SIGKILL, "/new"), (signal.SIGSTOP, "/newer")]:
         # and a new configuration,
         text += f'[[routes]]\npath = "{path}"\n'
         config.write_text(text)
         replace_in_vain(server, number, path)
-    server.kill()
 
 
 def replace_in_vain(server: Server, number: signal.Signals, path: str) -> None:
@@ -515,13 +486,13 @@ def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
 
 
 def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
-    gateway, rabbitmq, proxy, worker, tmp_path
+    start_gateway, rabbitmq, proxy, worker, tmp_path
 ):
     # Given a new child that has answered its parent, and is not ready,
     url = rabbitmq.url.replace(f":{rabbitmq.port}", f":{proxy.port}")
     config = tmp_path / "gateway.toml"
     config.write_text(f"confirm_timeout = 0.5\n{ROUTE}")
-    server = gateway("--config", str(config), "--broker", url)
+    server = start_gateway("--config", str(config), "--broker", url)
     (old,) = children(server)
     proxy.stall()
     os.kill(server.pid, signal.SIGHUP)
@@ -598,8 +569,8 @@ def test_signals_to_a_whole_group_are_the_parents_from_the_first_moment(tmp_path
 # Stopping ---------------------------------------------------------------------------------
 
 
-async def test_stopping_under_load_answers_every_request_that_was_taken(gateway, worker):
-    server = gateway("--processes", "2")
+async def test_stopping_under_load_answers_every_request_that_was_taken(start_gateway, worker):
+    server = start_gateway("--processes", "2")
 
     async def client(answers: list[int]) -> None:
         """Send requests one after the other until told that this was the last one."""
@@ -623,9 +594,9 @@ async def test_stopping_under_load_answers_every_request_that_was_taken(gateway,
     assert "Traceback" not in server.output()
 
 
-def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway, nobody):
+def test_requests_under_way_are_answered_and_new_connections_are_refused(start_gateway, nobody):
     # As a service manager ends it, and as a terminal does.
-    stopping = {gateway(*nobody(3)): os.kill, gateway(*nobody(3)): os.killpg}
+    stopping = {start_gateway(*nobody(3)): os.kill, start_gateway(*nobody(3)): os.killpg}
 
     async def talk(server: Server) -> Answer:
         async with await Connection.open(server.port) as connection:
@@ -664,8 +635,8 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(gateway
         assert "Traceback" not in said
 
 
-async def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
-    busy = gateway(*nobody(60))
+async def test_the_log_says_how_many_requests_were_cut_off(start_gateway, nobody):
+    busy = start_gateway(*nobody(60))
     config = Path(nobody(60)[1])
     config.write_text(f"grace = 0.2\n{config.read_text()}")
     os.kill(busy.pid, signal.SIGHUP)
@@ -684,13 +655,13 @@ async def test_the_log_says_how_many_requests_were_cut_off(gateway, nobody):
 def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker):
     before = told.output().count("requests: ")
 
-    async def ask(address: int | Path) -> list[Answer]:
+    async def all_of(address: int | Path) -> list[Answer]:
         async with await Connection.open(address) as connection:
             calls = [request(b"x"), request(b"x", "/no?secret=1"), request(method="PUT")]
             answers = [await connection.ask(call) for call in calls]
             return [*answers, await connection.ask(b"POST / HTTP/1.1\r\n\r\n")]
 
-    answers = [asyncio.run(ask(address)) for address in (one.port, told.path)][1]
+    answers = [asyncio.run(all_of(address)) for address in (one.port, told.path)][1]
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
     until(lambda: told.output().count("requests: ") == before + len(answers))
     lines = re.findall(
@@ -712,8 +683,8 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     assert "requests: " not in one.output()
 
 
-async def test_second_signal_ends_at_once(gateway, nobody):
-    server = gateway(*nobody(60))
+async def test_second_signal_ends_at_once(start_gateway, nobody):
+    server = start_gateway(*nobody(60))
 
     async with asyncio.timeout(TIMEOUT), await Connection.open(server.port) as connection:
         await wait_at(connection, server)
@@ -811,8 +782,6 @@ def test_result_store_that_is_away_fails_readiness_until_it_returns(stack, rabbi
 
     store.restart()
     until(lambda: is_ready(server))
-    server.stop()
-    store.stop()
 
 
 # The last one with this gateway.

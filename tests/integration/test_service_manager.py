@@ -73,18 +73,13 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 
 
 @pytest.fixture
-def start_gateway(stack, rabbitmq, redis_server) -> Iterator[Callable[..., Server]]:
-    started = []
-
+def start_gateway(stack, rabbitmq, redis_server) -> Callable[..., Server]:
     def start(address: str, *args: str, **env: str) -> Server:
         urls = {"GATEWAY_BROKER_URL": rabbitmq.url, "GATEWAY_RESULT_BACKEND": redis_server.url}
         env = {**urls, "NOTIFY_SOCKET": address, **env}
-        started.append(stack.gateway(*args, env=env, ready="/healthz"))
-        return started[-1]
+        return stack.gateway(*args, env=env, ready="/healthz")
 
-    yield start
-    for server in started:
-        server.stop()
+    return start
 
 
 def children(server: Server) -> list[psutil.Process]:
@@ -185,7 +180,7 @@ def test_a_watchdog_of_another_process_is_not_ours(variables, seconds):
 
 
 @pytest.fixture
-def activated(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterator[Server]:
+def activated(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     """A service manager with one socket, and the gateway that it starts."""
     number, admin = free_port(), free_port()
     # A port that is taken: had the gateway bound one itself, it would not have started.
@@ -195,14 +190,13 @@ def activated(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Iterato
     argv += ["--admin-port", str(admin), "--port", taken]
     server = stack.spawn("activated", argv, ready=SERVING)
     server.url = f"http://127.0.0.1:{number}"
-    yield server
-    server.kill()
+    return server
 
 
 def test_a_restart_refuses_no_connection_of_a_socket_that_was_passed(
     activated, stack, rabbitmq, redis_server
 ):
-    worker = stack.worker(rabbitmq.url, redis_server.url)
+    stack.worker(rabbitmq.url, redis_server.url)
     assert post(activated.url, b"hello").body == b"hello"
     (gateway,) = children(activated)
     for child in gateway.children():
@@ -214,7 +208,6 @@ def test_a_restart_refuses_no_connection_of_a_socket_that_was_passed(
         assert post(activated.url, b"again").body == b"again"
         sent += 1
     assert sent and gateway.pid not in [each.pid for each in children(activated)]
-    worker.stop()
 
 
 @pytest.mark.parametrize("passed", ["socket.socket()", "open(os.devnull)"])

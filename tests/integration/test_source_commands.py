@@ -275,7 +275,7 @@ def test_a_url_that_cannot_be_sent_to_is_told_in_one_line(capsys, url, words):
 
 @pytest.mark.parametrize("stores", [True, False])
 def test_check_says_what_sources_leave_open_and_who_cannot_store(
-    stack, rabbitmq, redis_server, tmp_path, capsys, monkeypatch, stores
+    stack, rabbitmq, redis_server, urls, tmp_path, capsys, stores
 ):
     # Given sources of all kinds, and a worker that may store nothing,
     sources = {
@@ -288,10 +288,7 @@ def test_check_says_what_sources_leave_open_and_who_cannot_store(
     file.write_text(toml(sources, [{"path": f"/{name}", "source": name} for name in sources]))
     worker = stack.worker(rabbitmq.url, redis_server.url if stores else "")
 
-    code = main(
-        ["check", "--strategy", "pika", "--config", str(file)]
-        + ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    )
+    code = main(["check", "--strategy", "pika", "--config", str(file), *urls])
 
     worker.kill()
     found = re.findall(r"^(\w+) +(.*?)(?:: (.*))?$", capsys.readouterr().out, re.M)

@@ -1,27 +1,40 @@
-"""What becomes of verified and unverified deliveries: tasks, queues, limits, headers."""
+"""What becomes of verified and unverified deliveries: tasks, queues, limits, headers, secrets.
+
+Secrets are rotated, read again, and kept out of every line; Twilio signs a URL; a clock is off.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import signal
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+from twilio.request_validator import RequestValidator
 
-from tests.integration.senders import SECRET, github, wechat
-from tests.integration.webhooks import TASKS, ask, ask_all
+from tests.integration.senders import AES_KEY, ENCRYPTION, SECRET, github, wechat
+from tests.integration.webhooks import TASKS, Call, ask, ask_all
 from tests.support.config import toml
 from tests.support.requests import PUBLISHED, metric
 from tests.support.stack import Server
+from tests.support.waiting import until
 
 UNROUTED = "gateway_events_unrouted_total"
 
+OLD_SECRET, FILE_SECRET = "0ld-s3cret", "s3cret-in-a-file"
 GITHUB = {"scheme": "github", "secrets": SECRET}
 SOURCES: dict[str, dict[str, Any]] = {
-    "github": GITHUB,
+    "github": {**GITHUB, "secrets": [SECRET, OLD_SECRET]},
     "strict": {**GITHUB, "unrouted": 410},
     "open": {**GITHUB, "pass_headers": ["Authorization", "X-Hub-Signature-256"]},
     "slow": {**GITHUB, "rate": 0.01},
-    "wechat": {"scheme": "wechat", "secrets": SECRET},
+    "wechat": {"scheme": "wechat", "secrets": SECRET, "tolerance": 0},
+    "safe": {"scheme": "wechat", **ENCRYPTION},
+    **{name: {"scheme": name, "secrets": SECRET} for name in ("gitlab", "telegram", "twilio")},
 }
 ROUTES = [
     {"path": "/github", "source": "github", "events": ["push", "star.*"], "task": "tests.seen"},
@@ -29,15 +42,28 @@ ROUTES = [
      "queue": "issues"},
     {"path": "/strict", "source": "strict", "events": ["push"]},
     {"path": "/open", "source": "open", "task": "tests.seen"},
-    {"path": "/slow", "source": "slow"},
     {"path": "/wechat", "source": "wechat", "events": ["text"]},
+    *({"path": f"/{n}", "source": n} for n in ("slow", "safe", "gitlab", "telegram", "twilio")),
+    {"path": "/file", "source": "file"},
+    {"path": "/fail", "source": "gitlab", "task": "appserver.tasks.fail"},
 ]  # fmt: skip
 WORKER = {"app": TASKS, "queues": ["celery", "issues"]}
 
 
 @pytest.fixture(scope="module")
-def gateway(start_gateway, worker: Server) -> Server:
-    return start_gateway(toml(SOURCES, ROUTES), "--strategy=pika")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with the configuration and the secret that it reads from a file."""
+    directory = tmp_path_factory.mktemp("secrets")
+    (directory / "secret").write_text(f"{FILE_SECRET}\n")
+    text = 'public_url = "https://hooks.example.com"\n' + toml(SOURCES, ROUTES)
+    text += f'[sources.file]\nscheme = "github"\nsecrets = {{ file = "{directory}/secret" }}\n'
+    (directory / "gateway.toml").write_text(text)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def gateway(stack, urls, worker, files) -> Server:
+    return stack.gateway("--strategy=pika", *urls, "--config", str(files / "gateway.toml"))
 
 
 # Events -------------------------------------------------------------------------------------
@@ -132,3 +158,105 @@ def test_the_task_gets_the_secret_headers_that_are_passed(nginx):
     assert headers["authorization"] == "Bearer abc"
     assert headers["x-hub-signature-256"] == call.headers["X-Hub-Signature-256"]
     assert not headers.keys() & {"cookie", "proxy-authorization", "x-hub-signature"}
+
+
+# Secrets ---------------------------------------------------------------------------------------
+
+
+def twilio(host: str, fields: dict[str, str]) -> Call:
+    url = f"https://{host}/twilio?a=b%20c"
+    signature = RequestValidator(SECRET).compute_signature(url, fields)
+    headers = {"X-Twilio-Signature": signature, "Content-Type": "application/x-www-form-urlencoded"}
+    return Call("/twilio?a=b%20c", urlencode(fields).encode(), headers)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("hooks.example.com", 200),
+        ("hooks.example.com:443", 200),
+        ("hooks.example.org", 401),
+        ("127.0.0.1", 401),
+    ],
+)
+def test_twilio_signs_the_public_url(nginx, host, status):
+    fields = {"CallSid": secrets.token_hex(8), "From": "+49 30 1", "Body": "grüße & küsse"}
+    answer = ask(nginx, twilio(host, fields))
+    assert answer.status == status, answer.body
+    if status == 200:
+        assert (answer.body.decode(), answer.headers["content-type"]) == (
+            urlencode(fields),
+            "text/xml",
+        )
+
+
+def test_both_secrets_verify_while_one_is_changed_for_the_other(nginx):
+    calls = [github("/github", secret=secret) for secret in (SECRET, OLD_SECRET, "another")]
+    assert [answer.status for answer in ask_all(nginx, calls)] == [200, 200, 401]
+
+
+def test_a_hangup_brings_the_new_secret_from_its_file(gateway, nginx, files):
+    new = secrets.token_hex(16)
+
+    def statuses() -> list[int]:
+        both = [github("/file", secret=secret) for secret in (FILE_SECRET, new)]
+        return [answer.status for answer in ask_all(nginx, both)]
+
+    assert statuses() == [200, 401]
+    (files / "secret").write_text(new)
+    reload(gateway)
+    # The old process still answers on the connection that nginx has kept, once.
+    until(lambda: statuses() == [401, 200])
+
+
+def reload(gateway: Server, word: str = "reloaded") -> None:
+    told = gateway.output().count(f": {word}")
+    os.kill(gateway.pid, signal.SIGHUP)
+    until(lambda: gateway.output().count(f": {word}") > told)
+
+
+def test_no_secret_is_in_a_log_line_or_in_an_answer(gateway, nginx, files):
+    # Given requests that fail in many ways, some of them with the secret itself in them,
+    calls = [
+        github("/github", secret="wrong"),
+        github("/github", secret="wrong", Authorization=SECRET),
+        wechat("text", "wrong"),
+        Call("/safe", b"<xml><Encrypt>YQ==</Encrypt></xml>", query=wechat("text").query),
+        Call("/safe", b"<xml>", query=wechat("text").query),
+        Call("/gitlab", b"{}", {"X-Gitlab-Token": f"{SECRET}!"}),
+        Call("/telegram", b"no JSON", {"X-Telegram-Bot-Api-Secret-Token": SECRET}),
+        Call("/fail", b"{}", {"X-Gitlab-Token": SECRET}),
+        Call("/gitlab", query={"token": SECRET}, method="PUT"),
+        Call("/nowhere", query={"token": SECRET}),
+        Call("/twilio", b"a=b", {"X-Twilio-Signature": SECRET}),
+    ]
+    answers = ask_all(nginx, calls)
+    statuses = [answer.status for answer in answers]
+    assert statuses == [401, 401, 401, 401, 400, 401, 200, 502, 405, 404, 401]
+    # and a configuration that cannot be used, with secrets at the wrong places,
+    file = files / "gateway.toml"
+    good, secret = file.read_text(), (files / "secret").read_text()
+    wrong = {"scheme": "wechat", "secrets": [SECRET, ""], "aes_key": SECRET, "aes": OLD_SECRET}
+    file.write_text(good + toml({"more": wrong}, []))
+    reload(gateway, "not reloaded")
+    file.write_text(good)
+
+    # then none of it is in what the gateway, or nginx, has ever written.
+    until(lambda: '"path":"/nowhere"' in written(nginx))
+    logs = gateway.output() + written(nginx)
+    assert "502 task-failed" in logs and "more.aes_key" in logs
+    for word in (SECRET, OLD_SECRET, FILE_SECRET, secret, AES_KEY):
+        assert word not in logs
+        assert not any(word in answer.body.decode() for answer in answers)
+        assert not any(word in str(answer.headers) for answer in answers)
+
+
+def written(nginx: Server) -> str:
+    """Return nginx's logs; it writes the one of requests once a second."""
+    home = nginx.log.parent / f"nginx-{nginx.url.rpartition(':')[2]}"
+    return nginx.output() + "".join(log.read_text() for log in home.glob("*.log"))
+
+
+def test_a_tolerance_of_zero_is_told_at_the_start(gateway):
+    told = [line for line in gateway.output().splitlines() if "tolerance 0" in line]
+    assert len(told) == 1 and "WARNING" in told[0] and "source wechat:" in told[0]

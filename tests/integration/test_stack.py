@@ -137,27 +137,23 @@ def test_rabbitmq_listens_on_loopback_only(rabbitmq: RabbitMQ):
 @pytest.mark.parametrize("kind", ["redis", "embedded"])
 def test_redis_protocol_servers_restart_empty(stack: Stack, start, kind: str):
     server = start(getattr(stack, kind))
-    with redis.Redis.from_url(server.url) as client:
+    with server.client as client:
         client.set("key", "value")
         server.kill()
         with pytest.raises(redis.ConnectionError):
             client.ping()
         server.restart()
         assert client.get("key") is None
-    server.stop()
 
 
 @pytest.mark.parametrize("kind", ["redis", "embedded"])
 def test_redis_protocol_servers_read_no_dump_of_another_one(stack: Stack, start, kind: str):
     first = start(stack.redis)
-    with redis.Redis.from_url(first.url) as client:
+    with first.client as client:
         client.set("key", "value")
         client.save()
     second = start(getattr(stack, kind))
-    with redis.Redis.from_url(second.url) as client:
-        assert client.get("key") is None
-    for server in (first, second):
-        server.stop()
+    assert second.client.get("key") is None
 
 
 def test_nothing_that_configures_servers_is_inherited(stack: Stack, monkeypatch):
@@ -211,7 +207,6 @@ def test_who_has_the_process_id_of_one_that_has_ended_is_left_alone(stack: Stack
     ended.signal(signal.SIGTERM)
     ended.stop()
     assert other.alive()
-    other.stop()
 
 
 def test_the_reaper_leaves_alone_who_has_the_id_of_a_group_that_has_ended():

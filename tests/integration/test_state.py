@@ -7,7 +7,6 @@ import itertools
 from time import monotonic
 
 import pytest
-import redis
 
 from tests.integration.deliveries import (
     KEYED,
@@ -147,11 +146,8 @@ def test_refused_deliveries_leave_room_for_others(servers, state):
         return [*some, *await gather(*(send(gateway, "/open", large) for _ in range(2)))]
 
     run(gather(*(deliver(gateway, "before", path="/open") for gateway in gateways)))
-    state.freeze()
-    try:
+    with state.frozen():
         answers = run(gather(*map(away, gateways)))
-    finally:
-        state.thaw()
 
     for of_one in answers:
         assert [a.type for a in of_one[:9]] == ["state-unavailable"] * 9
@@ -180,7 +176,7 @@ def test_claims_that_were_lost_are_written_again(servers, gateways, state):
 
 def test_a_full_store_is_an_error_that_can_be_seen(servers, gateways, state):
     run(use(gateways, state))
-    with redis.Redis.from_url(state.url) as client:
+    with state.client as client:
         client.config_set("maxmemory", "1mb")
         try:
             refused, relayed = (run(deliver(gateways[name], f"full-{name}")) for name in WITHOUT)
@@ -190,34 +186,6 @@ def test_a_full_store_is_an_error_that_can_be_seen(servers, gateways, state):
     assert refused.type == "state-unavailable"
     assert relayed.body == b"full-relay"
     run(copies(gateways, 1, "full-after"))
-
-
-def test_those_that_wait_are_answered_though_their_subscription_is_cut(servers):
-    gateways = servers.each({name: (name, KEYED) for name in ("redis", "pika")})
-
-    async def cut() -> list[list[Answer]]:
-        some = [
-            asyncio.gather(*(deliver(gateway, f"cut-{name}", until="cut") for _ in range(21)))
-            for name, gateway in gateways.items()
-        ]
-        await eventually(lambda: len(channels(servers.results)) == 4)
-        with redis.Redis.from_url(servers.results.url) as client:
-            for _ in range(4):
-                client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-                await asyncio.sleep(0.3)
-            servers.release("cut")
-            while not all(one.done() for one in some):
-                client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-                await asyncio.sleep(0.3)
-        return await asyncio.gather(*some)
-
-    for name, answers in zip(gateways, run(cut()), strict=True):
-        assert {(a.status, a.body) for a in answers} == {(200, f"cut-{name}".encode())}
-        assert len(servers.executions(f"cut-{name}")) == 1
-    run(eventually(lambda: channels(servers.results) == []))
-    for gateway in gateways.values():
-        assert metric(gateway, "gateway_in_flight") == 0
-        gateway.stop()
 
 
 #: Two limits that five bodies of 10,000 bytes reach, with their messages.
@@ -235,10 +203,7 @@ def test_what_is_one_too_many_is_refused_at_once(servers):
         some.append(send(gateway, *keyed))
         waiting = [asyncio.create_task(one) for one in some]
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 5)
-        refused = await gather(
-            send(gateway, "/open", "0123456789" * 1_000),
-            send(gateway, *keyed),
-        )
+        refused = await gather(send(gateway, "/open", "0123456789" * 1_000), send(gateway, *keyed))
         servers.release(key)
         return refused, await asyncio.gather(*waiting)
 

@@ -14,6 +14,7 @@ from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from gateway.stores import result_store, subscription
 from gateway.stores.subscription import Subscription
+from tests.support.parts import started
 from tests.support.redis_kinds import account
 from tests.support.stack import Server
 from tests.support.waiting import eventually
@@ -30,16 +31,17 @@ async def add(
 
 @pytest.fixture
 def heard(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[Subscription]]:
+    """Open a subscription, and wait until it is connected unless `ready` is false."""
+
     @asynccontextmanager
-    async def heard(url: str = redis_server.url, **more: Any) -> AsyncIterator[Subscription]:
+    async def heard(
+        url: str = redis_server.url, ready: bool = True, **more: Any
+    ) -> AsyncIterator[Subscription]:
         config = Config(result_backend=url)
         subscription = Subscription(lambda: result_store.connect(config), "test", **more)
-        await subscription.start()
-        try:
-            async with asyncio.timeout(60):
-                yield subscription
-        finally:
-            await subscription.stop()
+        async with started(subscription), asyncio.timeout(60):
+            await eventually(lambda: not (ready and subscription.error))
+            yield subscription
 
     return heard
 
@@ -51,12 +53,8 @@ def hear(heard, metrics: Metrics) -> Callable[[str], Any]:
     @asynccontextmanager
     async def hear(prefix: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
         got: list[tuple[bytes, bytes]] = []
-        async with heard(
-            prefix=prefix,
-            on_match=lambda *message: got.append(message),
-            throttling=ReadThrottling(metrics),
-        ) as subscription:
-            await eventually(lambda: not subscription.error)
+        told = {"on_match": lambda *message: got.append(message)}
+        async with heard(prefix=prefix, throttling=ReadThrottling(metrics), **told):
             yield got
 
     return hear
@@ -64,7 +62,6 @@ def hear(heard, metrics: Metrics) -> Callable[[str], Any]:
 
 async def test_what_is_published_after_add_has_returned_is_heard(heard, client):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
         for n in range(100):
             got: list[bytes | None] = []
             await add(subscription, f"channel-{n}", got.append)
@@ -77,7 +74,6 @@ async def test_what_is_published_after_add_has_returned_is_heard(heard, client):
 
 async def test_add_waits_until_redis_has_heard_of_it(heard, redis_server):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
         redis_server.freeze()
         adding = asyncio.create_task(add(subscription, "slow", lambda _message: None))
         await asyncio.sleep(0.2)
@@ -88,22 +84,17 @@ async def test_add_waits_until_redis_has_heard_of_it(heard, redis_server):
 
 async def test_what_is_removed_before_redis_has_heard_of_it_is_not_waited_for(heard, redis_server):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
-        redis_server.freeze()
-        try:
+        with redis_server.frozen():
             on_message = [].append
             adding = asyncio.create_task(add(subscription, "slow", on_message))
             await asyncio.sleep(0)
             assert not adding.done()
             subscription.remove("slow", on_message)
             await adding
-        finally:
-            redis_server.thaw()
 
 
 async def test_what_comes_goes_and_comes_again_waits_for_its_own_answer(heard, redis_server):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
         redis_server.freeze()
         on_message = [].append
         subscription.add("slow", on_message)
@@ -120,7 +111,7 @@ async def test_what_comes_goes_and_comes_again_waits_for_its_own_answer(heard, r
 
 @pytest.mark.parametrize("steps", range(0, STEPS, 3))
 async def test_a_channel_added_at_any_moment_of_connecting_is_heard(heard, client, steps):
-    async with heard() as subscription:
+    async with heard(ready=False) as subscription:
         got: list[bytes | None] = []
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -134,7 +125,7 @@ async def test_a_channel_added_at_any_moment_of_connecting_is_heard(heard, clien
 
 @pytest.mark.parametrize("steps", range(0, STEPS, 3))
 async def test_a_channel_removed_at_any_moment_of_connecting_is_forgotten(heard, client, steps):
-    async with heard() as subscription:
+    async with heard(ready=False) as subscription:
 
         def hear(_message: bytes | None) -> None:
             pass
@@ -150,7 +141,6 @@ async def test_a_channel_removed_at_any_moment_of_connecting_is_forgotten(heard,
 
 async def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
         got: dict[int, list[bytes | None]] = {n: [] for n in range(50)}
         await asyncio.gather(*(add(subscription, f"cut-{n}", got[n].append) for n in got))
 
@@ -170,7 +160,6 @@ async def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(
     heard, client, each_loop, steps
 ):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
         got: list[bytes | None] = []
         await add(subscription, "closing", got.append)
         await add(subscription, "other", got.append)
@@ -187,7 +176,6 @@ async def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(
 
 async def test_what_comes_and_goes_leaves_nothing_behind(heard, client):
     async with heard() as subscription:
-        await eventually(lambda: not subscription.error)
 
         async def come_and_go(n: int) -> None:
             def hear(_message: bytes | None) -> None:
@@ -229,22 +217,17 @@ async def test_a_silent_server_is_left_and_a_quiet_one_is_not(heard, stack, star
     store = start(stack.redis)
 
     async with heard(url=store.url) as one:
-        await eventually(lambda: not one.error)
         first = one._transport
         # Quiet for several times as long: it answers the PINGs.
         await asyncio.sleep(1.5)
         assert one._transport is first
-        store.freeze()
-        try:
+        with store.frozen():
             await eventually(lambda: one.error)
-        finally:
-            store.thaw()
         await eventually(lambda: not one.error)
-    store.stop()
 
 
 async def test_who_may_not_subscribe_is_told_so(heard, redis_server):
-    async with heard(account(redis_server, "subscribe")) as one:
+    async with heard(account(redis_server, "subscribe"), ready=False) as one:
         await eventually(lambda: "subscribe" in one.error and "permission" in one.error)
 
 
@@ -252,5 +235,5 @@ async def test_a_server_that_is_away_is_an_error(heard, stack, start):
     store = start(stack.redis)
     store.stop()
 
-    async with heard(url=store.url) as one:
+    async with heard(url=store.url, ready=False) as one:
         await eventually(lambda: "ConnectionError" in one.error)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from gateway.cli import main
 from gateway.stack.server import poll
-from tests.integration.deliveries import ROOT, URLS
+from tests.integration.deliveries import ROOT
 from tests.integration.limited_tasks import RAN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result
 from tests.integration.test_poison import RUNS
@@ -36,18 +35,11 @@ class Workers(Servers):
             "FAULTS_DIRECTORY": str(self.directory),
         }
         app, options = "tests.integration.limited_tasks", ("-Q", self.queue, *options)
-        server = self.stack.workers(2, env, *options, app=app, cwd=ROOT)
-        self._started.append(server)
-        return server
+        return self.stack.workers(2, env, *options, app=app, cwd=ROOT)
 
-    def gateway(self, *options: str) -> Server:
-        config = self.directory / "gateway.toml"
-        routes = (route(p, "limited.run", queue=self.queue, **r) for p, r in LIMITS.items())
-        config.write_text(URLS + "timeout = 25\n" + "".join(routes))
-        urls = ["--broker", self.broker.url, "--result-backend", self.results]
-        gateway = self.stack.gateway("--config", str(config), *urls, *options)
-        self._started.append(gateway)
-        return gateway
+    def routes(self) -> str:
+        own = (route(p, "limited.run", queue=self.queue, **r) for p, r in LIMITS.items())
+        return "".join(own)
 
     def ran(self) -> Counter[str]:
         """Return how often each delivery has run."""
@@ -63,10 +55,8 @@ class Workers(Servers):
 
 
 @pytest.fixture
-def servers(stack, broker, results, tmp_path_factory) -> Iterator[Workers]:
-    servers = Workers(stack, broker, results.url, tmp_path_factory.mktemp("supervised"))
-    yield servers
-    servers.stop()
+def servers(stack, broker, results, tmp_path_factory) -> Workers:
+    return Workers(stack, broker, results.url, tmp_path_factory.mktemp("supervised"))
 
 
 def solo_of(workers: Server) -> list[psutil.Process]:
@@ -103,8 +93,7 @@ def test_limits_mean_what_they_mean_in_a_pool_of_processes(servers, strategy, ca
     assert servers.messages() == (0, 0)
     assert servers.dead_letters() == []
     config = str(servers.directory / "gateway.toml")
-    urls = ["--broker", servers.broker.url, "--result-backend", servers.results]
-    main(["check", "--config", config, *urls])
+    main(["check", "--config", config, *servers.urls])
     said = capsys.readouterr().out
     assert "2 answered" in said
     assert "long tasks" not in said

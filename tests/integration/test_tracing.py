@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from gateway.cli import main
 from gateway.config.strategies import STRATEGIES
 from tests.docs.test_documents import text
-from tests.integration.deliveries import URLS, gather, run, send
+from tests.integration.deliveries import URLS, gather, keyed, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Answer
 from tests.support.otlp import Collector, Span
@@ -62,24 +62,11 @@ log_requests = true
     + route("/accept", "traced.run", queue="traced", answer="accept")
     + route("/late", "traced.run", queue="nobody-consumes-traced", deadline=0.5)
     + route("/unroutable", "traced.run", queue="nobody-made-traced", declare=False)
-    + route(
-        "/once",
-        "traced.run",
-        queue="traced",
-        idempotency="header:Idempotency-Key",
-        idempotency_scope="route",
-        deadline=30,
-    )
+    + keyed("/once", "traced.run", queue="traced", idempotency_scope="route", deadline=30)
     + route(
         "/both", "traced.run", queue="traced", also=[{"task": "traced.further", "queue": "traced"}]
     )
 )
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
-        yield collector
 
 
 @pytest.fixture(scope="module")
@@ -287,9 +274,7 @@ def test_further_tasks_are_in_the_trace(gateway, collector, worker):
     assert spans["run/traced.further"].parent_id == spans["POST /both"].span_id
 
 
-def test_a_replay_is_in_the_trace_of_the_first_task(
-    gateway, collector, worker, rabbitmq, redis_server, tmp_path
-):
+def test_a_replay_is_in_the_trace_of_the_first_task(gateway, collector, worker, urls, tmp_path):
     answer = ask(gateway, "/accept", "replayed")
     trace, span = ids(answer)
     assert answer.status == 202
@@ -298,12 +283,8 @@ def test_a_replay_is_in_the_trace_of_the_first_task(
     delivery = spans["POST /accept"].attributes["gateway.delivery.id"]
     config = tmp_path / "gateway.toml"
     config.write_text(ROUTES)
-    urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url, "--config", str(config)]
-
-    def replayed() -> bool:
-        return main(["deliveries", "replay", delivery, *urls]) == 0
-
-    until(replayed)
+    argv = ["deliveries", "replay", delivery, *urls, "--config", str(config)]
+    until(lambda: main(argv) == 0)
 
     def runs() -> list[Span]:
         mine = [span for span in list(collector.spans) if span.trace_id == trace]
@@ -409,14 +390,11 @@ def test_a_collector_that_is_gone_delays_nothing_and_is_told_once(start):
 def test_a_slow_collector_delays_nothing_and_gets_the_rest_at_the_end(start, collector):
     gateway = start(f'trace_sample = 1\ntrace_endpoint = "{collector.url}"')
     ask(gateway, "/run/a", "before")
-    collector.hold()
-    try:
+    with collector.held():
         first = ask(gateway, "/run/a", "slow")
         assert collector.asked.wait(30)
         others = [ask(gateway, "/run/a", f"slow {number}") for number in range(20)]
         assert {answer.status for answer in others} == {200}
-    finally:
-        collector.release()
     gateway.stop()
     for answer in (first, *others):
         collector.of(ids(answer)[0], "POST /run/{name}")
@@ -424,16 +402,13 @@ def test_a_slow_collector_delays_nothing_and_gets_the_rest_at_the_end(start, col
 
 def test_the_end_waits_for_a_collector_for_a_bounded_time(start, collector):
     gateway = start(f'trace_sample = 1\ntrace_endpoint = "{collector.url}"')
-    collector.hold()
-    try:
+    with collector.held():
         ask(gateway, "/run/a", "held")
         assert collector.asked.wait(30)
         ask(gateway, "/run/a", "left behind")
         gateway.stop()
         assert "the last spans are lost: they were not exported within 2 s" in gateway.output()
         assert "drained: all requests are answered" in gateway.output()
-    finally:
-        collector.release()
 
 
 def test_a_collector_that_comes_back_is_told(start, stack):
@@ -445,4 +420,3 @@ def test_a_collector_that_comes_back_is_told(start, stack):
     with Collector(number):
         ask(gateway, "/run/a")
         until(lambda: "spans are exported again" in gateway.output())
-    gateway.stop()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-
-import redis
 
 from gateway.history.gateways import KEY
 from tests.integration.deliveries import Servers
+from tests.support import command
 from tests.support.config import route
 from tests.support.environment import inherited
 from tests.support.requests import post
@@ -38,11 +36,10 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
     gateway = servers.gateway("redis", ROUTES)
 
     def uninstall(*words: str) -> subprocess.CompletedProcess[str]:
-        urls = ["--broker", rabbitmq.url, "--result-backend", store.url]
-        argv = [sys.executable, "-m", "gateway", "uninstall", "--config", str(file), *urls, *words]
-        return subprocess.run(argv, env=inherited(), capture_output=True, text=True, timeout=60)
+        options = ("--config", str(file), *servers.urls, *words)
+        return command.run("uninstall", *options, env=inherited())
 
-    with redis.Redis.from_url(store.url) as client:
+    with store.client as client:
 
         def ours() -> list[bytes]:
             # Who counts is a lease that ends by itself.
@@ -58,7 +55,8 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
         until(lambda: client.hgetall(KEY))
         ran = uninstall("--yes")
         assert ran.returncode == 1 and "nothing is removed while a gateway runs: " in ran.stderr
-        servers.stop()
+        for server in (gateway, servers.worker):
+            server.stop()
         before = sorted(ours())
         ran = uninstall()
         assert ran.returncode == 0 and ran.stderr == ""

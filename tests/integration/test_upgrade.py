@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 import gateway
 from tests.support.requests import REQUESTS, metric, post
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import Server
 from tests.support.waiting import until
 
 PACKAGE = Path(gateway.__file__).parent
@@ -66,29 +66,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.fixture
-def start(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, worker, installed, tmp_path):
+def start(start_gateway, worker, installed, tmp_path) -> Callable[..., Server]:
     """Start a gateway of the installed version, which is not the one of this checkout."""
-    started = []
+    elsewhere = ("env", "-C", str(tmp_path))
+    env = {"PYTHONPATH": str(installed.path)}
 
-    def one(config: str = CONFIG, processes: int = 2) -> Server:
-        path = tmp_path / "gateway.toml"
-        path.write_text(config)
-        urls = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-        started.append(
-            stack.gateway(
-                *urls,
-                "--config",
-                str(path),
-                f"--processes={processes}",
-                env={"PYTHONPATH": str(installed.path)},
-                wrapper=("env", "-C", str(tmp_path)),
-            )
-        )
-        return started[-1]
+    def start(config: str = CONFIG, processes: int = 2) -> Server:
+        return start_gateway(config, f"--processes={processes}", env=env, wrapper=elsewhere)
 
-    yield one
-    for server in started:
-        server.stop()
+    return start
 
 
 @contextmanager

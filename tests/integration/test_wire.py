@@ -68,7 +68,6 @@ def test_the_message_is_what_the_gateway_publishes(stack: Stack, own_rabbitmq, c
             routing_key=message.properties["reply_to"],
         )
         given = answer.result()
-    gateway.stop()
 
     properties = dict(message.properties)
     headers, body = properties.pop("application_headers"), json.loads(message.body)
@@ -90,7 +89,7 @@ def test_the_answer_is_one():
 def test_the_results_are_what_the_app_server_stores_and_replies(
     stack: Stack, own_rabbitmq: RabbitMQ, redis_server: Server, channel
 ):
-    worker = stack.worker(own_rabbitmq.url, redis_server.url)
+    stack.worker(own_rabbitmq.url, redis_server.url)
     channel.queue_declare(REPLIES, exclusive=True)
     cases = {
         "success": {"task": "api.core.main"},
@@ -113,4 +112,3 @@ def test_the_results_are_what_the_app_server_stores_and_replies(
         reply = taken(channel, REPLIES)
         assert reply.properties["correlation_id"] == task_id
         assert steady(json.loads(reply.body)) == steady(EXAMPLES[name]), name
-    worker.stop()

@@ -11,7 +11,7 @@ from tests.support.http_client import Answer, Connection, request
 from tests.support.stack import Server
 
 #: The app server with more tasks.
-TASKS = "tests.integration.webhook_tasks"
+TASKS = "tests.integration.tasks"
 
 
 @dataclass(frozen=True)

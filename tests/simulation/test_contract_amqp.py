@@ -75,14 +75,6 @@ def simulated() -> Iterator[Server]:
 
 @contextmanager
 def real(rabbitmq: RabbitMQ) -> Iterator[Server]:
-    @contextmanager
-    def alarm() -> Iterator[None]:
-        rabbitmq.ctl("set_vm_memory_high_watermark", "0")
-        try:
-            yield
-        finally:
-            rabbitmq.ctl("set_vm_memory_high_watermark", "0.4")
-
     def limited() -> AbstractContextManager[None]:
         return rabbitmq.setting("max_message_size", LARGEST)
 
@@ -95,7 +87,7 @@ def real(rabbitmq: RabbitMQ) -> Iterator[Server]:
         rabbitmq.ctl("start_app")
 
     with sockets(rabbitmq.url) as carrier:
-        yield Server(carrier, alarm, limited, close_connections, restart)
+        yield Server(carrier, rabbitmq.alarm, limited, close_connections, restart)
 
 
 @pytest.fixture(params=["simulated", "real"])

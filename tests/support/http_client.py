@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,15 @@ class Connection:
     async def at_end(self) -> bool:
         """Wait until the server closes; tell whether it did so without another byte."""
         return await self.reader.read() == b""
+
+
+@asynccontextmanager
+async def connections(address: int | Path, number: int) -> AsyncIterator[list[Connection]]:
+    """Open so many connections, and close them at the end."""
+    async with AsyncExitStack() as opened:
+        yield [
+            await opened.enter_async_context(await Connection.open(address)) for _ in range(number)
+        ]
 
 
 async def ask(address: int | Path, data: bytes) -> Answer:

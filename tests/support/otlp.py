@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.support.http_server import Asked, Said, served
 from tests.support.waiting import until
 
 KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
@@ -37,39 +39,30 @@ class Collector:
     """
 
     def __init__(self, port: int = 0) -> None:
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                collector._receive(self)
-
-            def log_message(self, *_: object) -> None: ...
-
         self.spans: list[Span] = []
         #: Path and headers of each export.
         self.exports: list[tuple[str, dict[str, str]]] = []
         self.asked = threading.Event()
         self._released = threading.Event()
         self._released.set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._serving = served(self._receive, port)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._serving.__enter__()}"
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.release()
-        self._server.shutdown()
-        self._server.server_close()
+        self._serving.__exit__(None, None, None)
 
-    def hold(self) -> None:
-        """Answer no export any more, until `release`."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Answer no export meanwhile."""
         self.asked.clear()
         self._released.clear()
-
-    def release(self) -> None:
-        self._released.set()
+        try:
+            yield
+        finally:
+            self._released.set()
 
     def of(self, trace_id: str, *names: str) -> dict[str, Span]:
         """Wait until the trace has spans with these names; return all that it has, by name."""
@@ -80,15 +73,12 @@ class Collector:
         until(lambda: set(names) <= set(found()), said=lambda: f"{names}: only {set(found())}")
         return found()
 
-    def _receive(self, request: BaseHTTPRequestHandler) -> None:
-        body = request.rfile.read(int(request.headers["content-length"]))
-        self.exports.append((request.path, dict(request.headers)))
+    def _receive(self, asked: Asked) -> Said:
+        self.exports.append((asked.path, asked.headers))
         self.asked.set()
         self._released.wait()
-        self._take_spans(body)
-        request.send_response(200)
-        request.send_header("content-length", "0")
-        request.end_headers()
+        self._take_spans(asked.body)
+        return 200, {}, b""
 
     def _take_spans(self, body: bytes) -> None:
         for of_resource in ExportTraceServiceRequest.FromString(body).resource_spans:

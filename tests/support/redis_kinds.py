@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -25,37 +24,46 @@ USERS = [
 KINDS = ["plain", "tls", "sentinel", "cluster"]
 
 
-@contextmanager
-def redis_of(kind: str, stack: Stack, certificates: Certificates) -> Iterator[Server]:
+def start_sentinel(
+    stack: Stack, primary: Server, ready: str, *settings: str, tls: Sequence[str] = ()
+) -> Server:
+    """Start a Sentinel that watches a server, called `main`, until it says that it is `ready`.
+
+    `tls` are the settings of its certificates, without which it has no TLS.
+    """
+    port, conf = free_port(), stack.directory / f"sentinel-{free_port()}.conf"
+    lines = [
+        *tls,
+        *(["port 0", f"tls-port {port}"] if tls else [f"port {port}"]),
+        "bind 127.0.0.1",
+        f"sentinel monitor main 127.0.0.1 {primary.port} 1",
+        "sentinel failover-timeout main 5000",
+        *settings,
+    ]
+    conf.write_text("\n".join(lines))
+    argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
+    server = stack.spawn("sentinel", argv, ready=ready)
+    server.url = f"redis://127.0.0.1:{port}/0"
+    return server
+
+
+def redis_of(kind: str, stack: Stack, certificates: Certificates) -> Server:
     """Start one; its `state` is for the setting, and its `url` for a test that looks into it."""
-    servers: list[Server] = []
     if kind == "tls":
         tls, port = certificates.server, free_port()
         files = ("--tls-ca-cert-file", tls.ca, "--tls-cert-file", tls.cert)
         files += ("--tls-key-file", tls.key, "--tls-port", port)
-        servers.append(server := stack.redis(*map(str, files)))
-        own = certificates.client
+        server, own = stack.redis(*map(str, files)), certificates.client
         options = f"ssl_ca_certs={own.ca}&ssl_certfile={own.cert}&ssl_keyfile={own.key}"
         server.state = f"rediss://127.0.0.1:{port}/0?{options}"
     elif kind == "sentinel":
-        servers.append(server := stack.redis())
-        port, conf = free_port(), stack.directory / f"sentinel-{free_port()}.conf"
-        of = f"sentinel monitor main 127.0.0.1 {server.port} 1"
-        conf.write_text(f"port {port}\nbind 127.0.0.1\n{of}\n")
-        argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
-        servers.append(stack.spawn("sentinel", argv, ready="+monitor master"))
-        server.state = f"sentinel://127.0.0.1:{port}/0?master_name=main"
-    elif kind == "cluster":
-        nodes = Nodes(stack, 1)
-        servers += nodes.masters
-        server = nodes.masters[0]
-        server.state = server.url
+        server = stack.redis()
+        sentinel = start_sentinel(stack, server, "+monitor master")
+        server.state = f"sentinel://127.0.0.1:{sentinel.port}/0?master_name=main"
     else:
-        servers.append(server := stack.redis())
+        server = Nodes(stack, 1).masters[0] if kind == "cluster" else stack.redis()
         server.state = server.url
-    yield server
-    for each in reversed(servers):
-        each.stop()
+    return server
 
 
 def account(server: Server, *forbidden: str, channels: Sequence[str] = ("*",)) -> str:
@@ -185,28 +193,15 @@ class Watched:
         return server
 
     def _sentinel(self, user: str, ready: str) -> Server:
-        port, conf = free_port(), self._stack.directory / f"{user}-{free_port()}.conf"
         files, down_after = self._files("tls-"), 500 if user == "sentinel" else 3_600_000
-        pairs = zip(files[::2], files[1::2], strict=True)
-        conf.write_text(
-            "\n".join(
-                (
-                    *(f"{name} {value}" for name, value in pairs),
-                    f"{'port 0' if files else ''}\n{'tls-' if files else ''}port {port}",
-                    "bind 127.0.0.1",
-                    f"requirepass {self.PASSWORD}",
-                    f"sentinel monitor {self.NAME} 127.0.0.1 {self.primary.port} 1",
-                    f"sentinel auth-user {self.NAME} {user}",
-                    f"sentinel auth-pass {self.NAME} s",
-                    f"sentinel down-after-milliseconds {self.NAME} {down_after}",
-                    f"sentinel failover-timeout {self.NAME} 5000",
-                )
-            )
-        )
-        argv = [find("redis-server", "redis-server"), str(conf), "--sentinel"]
-        server = self._stack.spawn(f"sentinel-{user}", argv, ready=ready)
-        server.url = f"redis://127.0.0.1:{port}/0"
-        return server
+        return start_sentinel(
+            self._stack, self.primary, ready,
+            f"requirepass {self.PASSWORD}",
+            f"sentinel auth-user {self.NAME} {user}",
+            f"sentinel auth-pass {self.NAME} s",
+            f"sentinel down-after-milliseconds {self.NAME} {down_after}",
+            tls=[f"{name} {value}" for name, value in zip(files[::2], files[1::2], strict=True)],
+        )  # fmt: skip
 
     def client(self, server: Server) -> redis.Redis:
         files = {}
@@ -226,7 +221,3 @@ class Watched:
 
     def config(self, **more: Any) -> Config:
         return Config(result_backend=self.url, sentinel_password=self.PASSWORD, **more)
-
-    def stop(self) -> None:
-        for server in (self.cut, self.sentinel, *self._more, self.replica, self.primary):
-            server.stop()

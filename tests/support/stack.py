@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
+
+import redis
 
 from gateway.stack import ProgramMissing, StackError, free_port
 from gateway.stack.programs import find
@@ -26,7 +28,16 @@ from tests.support.clock import Clock
 from tests.support.environment import measured
 from tests.support.rabbitmqctl import Rabbitmqctl
 
-__all__ = ["Clock", "ProgramMissing", "RabbitMQ", "Server", "Stack", "StackError", "free_port"]
+__all__ = [
+    "Clock",
+    "ProgramMissing",
+    "RabbitMQ",
+    "Server",
+    "Stack",
+    "StackError",
+    "free_port",
+    "shared",
+]
 
 _DUMP = "case whereis(mnesia_sup) of undefined -> dumped; _ -> mnesia:dump_log() end."
 
@@ -42,6 +53,11 @@ class Server(Measured):
     def admin_port(self) -> int:
         return cast(int, urlsplit(self.admin_url).port)
 
+    @property
+    def client(self) -> redis.Redis:
+        """A new client of the server, which is a Redis."""
+        return redis.Redis.from_url(self.url)
+
     def freeze(self) -> None:
         """Stop the process and its descendants (SIGSTOP) where they are, until `thaw`."""
         self.signal(signal.SIGSTOP)
@@ -49,6 +65,14 @@ class Server(Measured):
     def thaw(self) -> None:
         """Let a frozen server go on."""
         self.signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
 
 
 class RabbitMQ(Server, stack.RabbitMQ):
@@ -94,6 +118,15 @@ class RabbitMQ(Server, stack.RabbitMQ):
         self.ctl("set_vm_memory_high_watermark", "0.4")
 
     @contextmanager
+    def alarm(self) -> Iterator[None]:
+        """Have no memory left, so that connections which publish are blocked."""
+        self.ctl("set_vm_memory_high_watermark", "0")
+        try:
+            yield
+        finally:
+            self.ctl("set_vm_memory_high_watermark", "0.4")
+
+    @contextmanager
     def setting(self, name: str, value: int) -> Iterator[None]:
         """Give this value to a setting that RabbitMQ reads for each connection."""
         get = f"{{ok, Value}} = application:get_env(rabbit, {name}), Value."
@@ -126,6 +159,8 @@ class Stack(stack.Stack):
     server_class = Server
     rabbitmq_class = RabbitMQ
 
+    #: What was started since the test or the fixture that runs has begun.
+    started: ClassVar[list[Server]] = []
     _rabbitmqctl: Rabbitmqctl | None = None
     _starting = threading.Lock()
 
@@ -150,7 +185,10 @@ class Stack(stack.Stack):
         **options: Any,
     ) -> Server:
         """Start a process; where the tests' coverage is measured, that of the process is, too."""
-        return super().spawn(name, argv, env={**measured(), **(env or {})}, **options)
+        server = super().spawn(name, argv, env={**measured(), **(env or {})}, **options)
+        if name not in ("epmd", "rabbitmqctl"):  # one of each is there for all nodes
+            self.started.append(server)
+        return server
 
     def postgresql(self) -> Server:
         """Start a PostgreSQL with an empty database; it does not run as root, so nor does this."""
@@ -190,3 +228,19 @@ class Stack(stack.Stack):
     def clock(self) -> Clock:
         """Make a clock that can be stepped, for who is started with its `env`."""
         return Clock(self.directory / f"clock-{secrets.token_hex(4)}")
+
+
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+def shared(start: Callable[P, T]) -> Callable[P, T]:
+    """Have `start` start what it is asked for once, and let that outlive the test which asks."""
+
+    @cache
+    def start_once(*args: P.args, **options: P.kwargs) -> T:
+        before = list(Stack.started)
+        found = start(*args, **options)
+        Stack.started[:] = before
+        return found
+
+    return cast(Callable[P, T], start_once)

@@ -1,0 +1,27 @@
+"""Parts of a gateway that run on the loop of a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from gateway.config.settings import Config
+from gateway.stores import result_store
+from gateway.stores.pipeline import Pipeline
+
+
+def pipeline_to(url: str) -> Pipeline:
+    """Return a pipeline to a Redis, not started yet."""
+    config = Config(result_backend=url)
+    return Pipeline(lambda: result_store.connect(config), "test")
+
+
+@asynccontextmanager
+async def started(*parts: Any) -> AsyncIterator[Any]:
+    """Start parts one after the other; yield the first one, and stop the last one first."""
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            await part.start()
+            stack.push_async_callback(part.stop)
+        yield parts[0]
