@@ -14,6 +14,7 @@ from tornado.httputil import HTTPInputError
 from tornado.iostream import StreamClosedError
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
+from gateway.cli.outgoing import without_account
 from gateway.errors import GatewayError
 
 TIMEOUT = 30.0  # seconds for an answer
@@ -35,6 +36,7 @@ class API:
 
     def __init__(self, url: str, token: str):
         self._url = url.rstrip("/")
+        self._shown = without_account(self._url)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.client = SimpleAsyncHTTPClient(force_instance=True, max_clients=20)
 
@@ -46,7 +48,9 @@ class API:
         try:
             return json.loads(answer.body)
         except ValueError as exc:
-            raise Refused(f"{self._url}: this is not a gateway's admin port") from exc
+            raise Refused(
+                f"{self._shown}: this is not a gateway's admin port; correct --admin"
+            ) from exc
 
     async def kept(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the kept deliveries that `query` takes, the oldest first."""
@@ -86,9 +90,9 @@ class API:
                         data = fields["data"]
                         yield kind, json.loads(data) if kind == "delivery" else data
             await answer
-            raise GatewayError(f"{self._url}: the stream of changes has ended")
+            raise GatewayError(f"{self._shown}: the stream of changes has ended")
         except TimeoutError as exc:
-            raise GatewayError(f"{self._url}: no answer") from exc
+            raise GatewayError(f"{self._shown}: no answer") from exc
         finally:
             left = True
             answer.cancel()
@@ -102,10 +106,11 @@ class API:
         try:
             answer = await self.client.fetch(asked, raise_error=False)
         except NO_ANSWER as exc:
-            raise GatewayError(f"{self._url}: {exc or type(exc).__name__}") from exc
+            problem = f"{exc or type(exc).__name__}; start the gateway, or correct --admin"
+            raise GatewayError(f"{self._shown}: {problem}") from exc
         if answer.code != 200:
             refused = Refused if 400 <= answer.code < 500 else GatewayError
-            raise refused(f"{self._url}: {_reason(answer)}")
+            raise refused(f"{self._shown}: {_reason(answer)}")
         return answer
 
 

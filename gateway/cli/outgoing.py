@@ -1,4 +1,4 @@
-"""Make the request that a webhook's sender would send."""
+"""Check where requests are sent, and make the one that a webhook's sender would send."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from gateway.answer import JSON
-from gateway.errors import BadRequest, GatewayError
+from gateway.errors import BadRequest, ConfigError, GatewayError
 from gateway.sources.base import Draft, Signed, Source
 from gateway.sources.wechat_message import XML
 
+_WRITTEN = (
+    "is written as http://HOST:PORT/PATH or https://..., in ASCII and without spaces: xn--... in "
+    "the host, %.. in the path; a port is 1 to 65535"
+)
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -19,6 +23,27 @@ class Outgoing(NamedTuple):
     url: str
     headers: dict[str, str]
     body: bytes
+
+
+def checked_url(name: str, text: str) -> str:
+    """Return a URL with a path and without a fragment. Raises `ConfigError` unless it is of HTTP.
+
+    The error does not quote it, as it may have a password.
+    """
+    try:
+        parts = urlsplit(text)
+        well = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        well = False
+    if not well or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError([f"{name}: {_WRITTEN}"])
+    return parts._replace(path=parts.path or "/", fragment="").geturl()
+
+
+def without_account(url: str) -> str:
+    """Return a URL without user and password, so that it can be shown."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def signed_request(source: Source, draft: Draft) -> Outgoing:

@@ -142,16 +142,20 @@ def test_who_cannot_be_served_is_told(gateway, local):
     assert "404: there is no such delivery" in done.stderr
     argv = [*GATEWAY, "forward", "--to", local.url, "--admin", nobody]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-        assert "--admin is the URL of the gateway's admin port" in process.stderr.readline()
+        assert "start the gateway, or correct --admin; trying again" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
     for argv, said in (
         (command(gateway, local.url, token="other"), "401: send Authorization: Bearer"),
         (command(gateway, local.url, "--id", "none"), "404: there is no such delivery"),
         (command(gateway, local.url, "--route", "x"), "400: route: x: is not a path"),
-        (command(gateway, "ftp://h"), "--to: has to be a URL"),
-        (command(gateway, "http://[::1"), "--to: has to be a URL"),
+        (command(gateway, "ftp://h"), "--to: is written as http://"),
+        (command(gateway, "http://[::1"), "--to: is written as http://"),
+        (
+            command(gateway, local.url, token=f"{TOKEN}\n"),
+            "--token: has letters that are not ASCII",
+        ),
         (command(gateway, local.url, "--admin", nobody, "--id", "x"), "onnect"),
     ):
         done = run_gateway(*argv)
         assert done.returncode == 1 and done.stderr.startswith("gateway: ")
-        assert said in done.stderr and "Traceback" not in done.stderr
+        assert said in done.stderr and "Traceback" not in done.stderr and TOKEN not in done.stderr

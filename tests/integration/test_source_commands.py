@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -207,7 +211,11 @@ def test_the_curl_line_sends_the_same(send, tmp_path, name, data):
         (["--as", "wechat", "--aes-key", SECRET], "wechat: aes_key: an EncodingAESKey has 43"),
         (["--as", "github", "--data", "@/no/such/file"], "--data: /no/such/file cannot be read"),
         (["--as", "twilio", "--data", "a&" * 2000], "the body cannot be signed: "),
-        (["--as", "github", "--id", "€\r"], "127.0.0.1:"),
+        (["--as", "github", "--id", "€\r"], "correct --event, --id or --secret"),
+        (
+            ["--as", "gitlab", "--secret", f"{SECRET}\n{SECRET}"],
+            "correct --event, --id or --secret",
+        ),
         (["--as", "github", "--config", "/no/such/file"], "/no/such/file: cannot be read"),
     ],
 )
@@ -256,9 +264,13 @@ def test_a_note_says_why_the_source_will_refuse_it(send):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("localhost:8000/", "does not begin with http:// or https:// and a host"),
-        ("http://[::1/", "URL: http://[::1/: "),
-        ("http://127.0.0.1:99999/", "URL: http://127.0.0.1:99999/: "),
+        ("localhost:8000/", "URL: is written as http://HOST:PORT/PATH or https://..."),
+        ("http://[::1/", "URL: is written as "),
+        ("http://127.0.0.1:99999/", "URL: is written as "),
+        ("http://127.0.0.1/a b", "URL: is written as "),
+        ("http://127.0.0.1/\u00e9", "URL: is written as "),
+        (f"http://user:{SECRET}@127.0.0.1:99999/", "URL: is written as "),
+        (f"http://user:{SECRET}@127.0.0.1:1/", "gateway: 127.0.0.1:1: Connection refused"),
         ("http://127.0.0.1:1/", "Connection refused"),
         ("http://no-such-host.invalid/", "no-such-host.invalid: "),
     ],
@@ -268,6 +280,51 @@ def test_a_url_that_cannot_be_sent_to_is_told_in_one_line(capsys, url, words):
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
     assert out == "" and line.startswith("gateway: ") and words in line
+    assert SECRET not in line
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Run a server that answers one request with these bytes; yield its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):  # what is unread would reset the connection
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"", "Remote end closed connection without response; start the gateway, or correct URL"),
+        (b"SSH-2.0-x\r\n", "no complete answer in HTTP (BadStatusLine: SSH-2.0-x"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", "no complete answer in HTTP ("),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % 10**20, "no complete answer in HTTP ("),
+    ],
+)
+def test_what_is_no_complete_answer_is_told_in_one_line(capsys, answer, said):
+    with answering(answer) as url:
+        assert main(["send", "--as", "github", "--secret", SECRET, url]) == 1
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == "" and said in line
+
+
+def test_what_a_terminal_would_interpret_in_an_answer_is_escaped(capsys):
+    with answering(b"HTTP/1.1 200 \x1b[1m\r\nX-A: \x1b[2m\r\n\r\na\n\x1b[3m") as url:
+        assert main(["send", "--as", "github", "--secret", SECRET, url]) == 0
+    out = capsys.readouterr().out
+    assert out == "200 \\u001b[1m\nX-A: \\u001b[2m\n\na\n\\u001b[3m\n"
 
 
 # Checking -----------------------------------------------------------------------------------

@@ -20,14 +20,13 @@ from tornado.httputil import HTTPHeaders
 from gateway.backoff import Backoff
 from gateway.cli import shown, tell
 from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
+from gateway.cli.outgoing import checked_url, without_account
 from gateway.clock import monotonic
 from gateway.errors import GatewayError
 from gateway.journal.filter import PARTS
 from gateway.sources.reading import read_query
 
 ADMIN = "http://127.0.0.1:9464"
-#: Said of a gateway that has not answered yet.
-_WHERE = "; --admin is the URL of the gateway's admin port"
 _KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
 _FILTERS = ("route", "source", "event")
 #: Headers of the original request that belong to its connection.
@@ -57,23 +56,16 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     port = os.environ.get("GATEWAY_ADMIN_PORT", "")
-    arguments.admin = arguments.admin or (f"http://127.0.0.1:{port}" if port else ADMIN)
-    for name in ("to", "admin"):
-        if not _is_url(getattr(arguments, name)):
-            raise GatewayError(f"--{name}: has to be a URL that begins with http:// or https://")
+    named = arguments.admin or (f"http://127.0.0.1:{port}" if port else ADMIN)
+    arguments.to = checked_url("--to", arguments.to)
+    arguments.admin = checked_url("--admin", named)
     wanted = {name: value for name in _FILTERS if (value := getattr(arguments, name))}
     # What goes wrong is said here; at the end it would log the requests that are cancelled.
     logging.getLogger("tornado").setLevel(logging.CRITICAL)
     token = arguments.token or os.environ.get("GATEWAY_ADMIN_TOKEN", "")
+    if not token.isascii() or not token.isprintable():
+        raise GatewayError("--token: has letters that are not ASCII, or a line break; correct it")
     return asyncio.run(_forward(arguments, wanted, token))
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 async def _forward(arguments: argparse.Namespace, wanted: dict[str, str], token: str) -> int:
@@ -153,7 +145,7 @@ class Forwarder:
             except Refused:
                 raise
             except GatewayError as exc:
-                tell(f"{exc}; trying again{'' if self._last else _WHERE}")
+                tell(f"{exc}; trying again")
                 await asyncio.sleep(backoff.next())
 
     def _begin(self, now: str, since: str) -> None:
@@ -161,7 +153,7 @@ class Forwarder:
         if not self._last:
             self._last = now
             self._begun = "" if since else now
-            print(f"waiting for deliveries; they go to {self._to}", flush=True)
+            print(f"waiting for deliveries; they go to {without_account(self._to)}", flush=True)
 
     def _from(self, since: str) -> str:
         """Return the time since which kept deliveries are sent if they were not sent yet."""

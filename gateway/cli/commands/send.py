@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from gateway.answer import PROBLEM
-from gateway.cli import tell
-from gateway.cli.outgoing import Outgoing, signed_request
+from gateway.cli import shown, tell
+from gateway.cli.outgoing import Outgoing, checked_url, signed_request, without_account
 from gateway.clock import time
 from gateway.config.loading import read_secrets, read_sources
 from gateway.config.problems import explain
@@ -32,7 +32,8 @@ from gateway.sources.base import Draft, Source, Verified
 from gateway.sources.wechat_crypto import CryptoOptions, MessageCrypto
 from gateway.sources.wechat_message import Message
 
-TIMEOUT = 60.0  # seconds for the whole answer
+TIMEOUT = 60.0  # seconds without a byte of the answer
+_MOST = 16 * 2**20  # bytes of an answer
 #: Headers of the answer that are not printed.
 _DULL = {"date", "server", "connection", "keep-alive", "content-length", "transfer-encoding"}
 
@@ -60,7 +61,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    url = _checked(arguments.url)
+    url = checked_url("URL", arguments.url)
     source = _source(arguments, url)
     outgoing = _outgoing(source, arguments, url)
     if arguments.curl:
@@ -146,17 +147,6 @@ def _outgoing(source: Source, arguments: argparse.Namespace, url: str) -> Outgoi
     return outgoing
 
 
-def _checked(text: str) -> str:
-    """Return the URL with a path. Raises `ConfigError` unless it is an HTTP URL with a host."""
-    try:
-        parts = urlsplit(text)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts._replace(path=parts.path or "/", fragment="").geturl()
-    except ValueError as exc:
-        raise ConfigError([f"URL: {text}: {exc}"]) from exc
-    raise ConfigError([f"URL: {text} does not begin with http:// or https:// and a host"])
-
-
 def _read(text: str) -> bytes:
     if text == "-":
         return sys.stdin.buffer.read()
@@ -199,24 +189,33 @@ def _send(outgoing: Outgoing, source: Source) -> int:
     connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    where = urlsplit(without_account(outgoing.url)).netloc
     try:
         connection.request("POST", target, outgoing.body, outgoing.headers)
         response = connection.getresponse()
-        body = response.read()
-    except (OSError, HTTPException, ValueError) as exc:  # ValueError: an invalid header
-        reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-        remedy = "; start the gateway, or correct URL" if isinstance(exc, OSError) else ""
-        raise GatewayError(f"{parts.netloc}: {reason}{remedy}") from exc
+        body = response.read(_MOST)
+        if response.length:
+            raise IncompleteRead(body, response.length)
+    except OSError as exc:
+        problem = f"{exc.strerror or exc}; start the gateway, or correct URL"
+        raise GatewayError(f"{where}: {problem}") from exc
+    except HTTPException as exc:
+        problem = f"no complete answer in HTTP ({type(exc).__name__}: {str(exc).strip()})"
+        raise GatewayError(f"{where}: {problem}; correct URL, or see its log") from exc
+    except ValueError as exc:  # not quoted, as it may be a secret
+        problem = "a header would have a line break, or letters that HTTP does not have"
+        raise GatewayError(f"{problem}; correct --event, --id or --secret") from exc
     finally:
         connection.close()
-    print(f"{response.status} {response.reason}")
+    print(shown(f"{response.status} {response.reason}"))
     for name, value in response.getheaders():
         if name.lower() not in _DULL:
-            print(f"{name}: {value}")
+            print(shown(f"{name}: {value}"))
     opened = _opened(body, source)
     if opened is not None:
         print("(decrypted)")
-    print(f"\n{(body if opened is None else opened).decode(errors='replace')}")
+    text = (body if opened is None else opened).decode(errors="replace")
+    print("", *map(shown, text.split("\n")), sep="\n")
     failed = not 200 <= response.status < 300
     if failed and (reason := _reason(response.getheader("Content-Type", ""), body)):
         tell(reason)
