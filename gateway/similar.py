@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 
 _words = re.compile(r"[^\W_]+").findall
 _ALIKE = 0.65  # of 0 to 1, of `SequenceMatcher`
+_LONGEST = 200  # characters that are compared: many more would take seconds
 
 
 def similar(given: str, known: Iterable[str]) -> str:
@@ -16,7 +17,7 @@ def similar(given: str, known: Iterable[str]) -> str:
     Words that two names have in common at the beginning or at the end do not count: `shop.refund`
     is not meant by `shop.charge`. A name with words missing at its end is similar.
     """
-    likeness = {name: _likeness(given, name) for name in known}
+    likeness = {name: _likeness(given[:_LONGEST], name) for name in known}
     best = max(likeness, key=lambda name: likeness[name], default="")
     return best if likeness.get(best, 0) >= _ALIKE else ""
 

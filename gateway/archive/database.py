@@ -54,8 +54,8 @@ class Database:
     def __init__(self, config: Config):
         self._config = config
         url = sa.make_url(config.archive)
-        #: The URL without its password.
-        self.shown = url.render_as_string(hide_password=True)
+        #: The URL without its password, and its options, as one of them may be a password.
+        self.shown = url.set(query={}).render_as_string(hide_password=True)
         self._postgresql = url.get_backend_name() == "postgresql"
         if self._postgresql:
             url = url.set(drivername="postgresql+psycopg")

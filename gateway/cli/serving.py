@@ -55,7 +55,9 @@ def _configured(arguments: argparse.Namespace) -> Config:
     config, problem = configure(arguments), ""
     if path := config.history:
         try:
-            if path.exists():
+            if path.exists() and not path.is_file():  # to read a pipe would take for ever
+                problem = "it is no file"
+            elif path.exists():
                 with path.open("rb") as file:
                     other = file.read(2) not in (b"", _HISTORY)
                 problem = "it is no history, and would be written over" if other else ""

@@ -237,6 +237,8 @@ class Config(Model):
     @field_validator("broker_url")
     @classmethod
     def _brokers(cls, brokers: list[SecretStr]) -> list[SecretStr]:
+        if not brokers:
+            raise ValueError("names no broker; give a URL, or leave it out for RabbitMQ here")
         for url in brokers:
             urls.check_broker(url.get_secret_value())
         return brokers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from os.path import isfile
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -28,7 +28,7 @@ _NUMBER: _Value = ("a number", re.compile(r"\d+(\.\d+)?").fullmatch)
 _WHOLE: _Value = ("a whole number", re.compile(r"\d+").fullmatch)
 _BOOL: _Value = ("true or false", re.compile(r"true|false", re.I).fullmatch)
 _TEXT: _Value = ("a text", bool)
-_FILE: _Value = ("the path of a file that there is", lambda text: Path(text).is_file())
+_FILE: _Value = ("the path of a file that there is", isfile)
 _REQUIRED: _Value = (
     "CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE",
     re.compile(r"CERT_(REQUIRED|OPTIONAL|NONE)|required|optional|none").fullmatch,
@@ -104,8 +104,8 @@ class TLS(Model):
     def _usable(self) -> TLS:
         for name in ("ca", "cert", "key"):
             path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ValueError(f"{name}: no such file: {path}")
+            if path is not None and not isfile(path):
+                raise ValueError(f"{name}: no such file, or this account may not see it: {path}")
         if self.key and not self.cert:
             raise ValueError("key: needs a certificate; set cert, too")
         if names := [name for name in ("ca", "cert", "key") if getattr(self, name)]:
@@ -180,6 +180,10 @@ def check_archive(url: str) -> None:
     if url.startswith("sqlite:"):
         raise ValueError("is written as sqlite:///file.db, or sqlite:////absolute/file.db")
     check(url, ("postgresql",))
+    parts = urlsplit(url)
+    # What follows may be the rest of a password, so it is not quoted.
+    if parts.fragment or f"{parts.netloc}{parts.path}{parts.query}".count("@") > 1:
+        raise ValueError(f"has a character that has to be escaped; {_ESCAPED}")
 
 
 def _check_part(url: str, known: Mapping[str, _Options]) -> None:

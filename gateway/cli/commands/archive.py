@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     archiver = Archiver(config)
     if arguments.once:
-        print(f"{asyncio.run(archiver.run_once())} changes are archived")
+        print(f"changes that were archived: {asyncio.run(archiver.run_once())}")
         return 0
     listener = log.start(config.log_format)
     try:

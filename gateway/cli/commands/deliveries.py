@@ -73,7 +73,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--again", action="store_true", help=text)
     add("--rate", metavar="N", type=_positive, help="at most so many a second")
     text = "for which results are waited for (10)"
-    add("--wait", metavar="SECONDS", type=float, default=10.0, help=text)
+    add("--wait", metavar="SECONDS", type=_seconds, default=10.0, help=text)
     add("--json", **lines)
     command("groups", _groups, "failures in groups, the last one first")("--json", **lines)
     add = command("mute", _change_group, "tell nothing of a group for a while", "group")
@@ -140,6 +140,13 @@ def _position(text: str) -> str:
     if not re.fullmatch(POSITION, text):
         raise argparse.ArgumentTypeError(f"{text}: is not what a page before has printed")
     return text
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: is not a number of seconds from 0 on")
+    return seconds
 
 
 def _positive(text: str) -> float:
@@ -303,7 +310,7 @@ async def _erase(arguments: argparse.Namespace, config: Config) -> int:
         raise GatewayError("--text: say which text stands for the person")
     found = await erase(config, text, dry_run=True)
     if arguments.dry_run or not any(found):
-        print(_erased("would be removed", found))
+        print(_erased("would be removed" if any(found) else "nothing has the text", found))
         return 0
     if not arguments.yes and not _agreed("Erase", found.journal + found.archive):
         tell("nothing was removed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -97,7 +98,7 @@ async def _left(config: Config) -> AsyncIterator[Left]:
     if config.archive:
         url = result_store.without_password(config.archive)
         yield Left(f"archive {url}: your record; remove the file, or the tables in its schema")
-    if config.uds and config.uds.exists():
+    if config.uds and os.path.exists(config.uds):
         yield Left(f"file {config.uds}: the gateway makes it anew")
     results = f"keys {result_store.key_prefix(config)}*: results"
     yield Left(f"{results}, which end by themselves after the workers' result_expires")

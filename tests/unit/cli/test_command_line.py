@@ -55,11 +55,13 @@ def test_a_package_of_an_older_version_is_named_before_it_is_imported(
 
 
 def test_what_is_no_history_is_not_written_over(capsys, tmp_path):
-    config, other = tmp_path / "gateway.toml", tmp_path / "shop.py"
+    config, other, pipe = (tmp_path / name for name in ("gateway.toml", "shop.py", "pipe"))
     other.write_text("app = 1")
+    os.mkfifo(pipe)
     for path, problem in (
         (other, "it is no history, and would be written over"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "it is no file"),
+        (pipe, "it is no file"),
         (tmp_path / "none" / "history", "its folder is missing, or this account may not write"),
     ):
         config.write_text(f'history = "{path}"')
