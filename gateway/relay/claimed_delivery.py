@@ -185,7 +185,7 @@ class ClaimedDelivery(DeliveryInFlight):
             if not self.joined:
                 self.context.metrics.add("gateway_duplicates_joined_total")
             self.trace.begin(WAIT)
-        self.joined = not claim.ours
+        self.joined, self.taken = not claim.ours, claim.state in (CONFIRMED, DONE)
         if claim.tries < self.route.tries and not again and not self.applied:
             first = self.request.arrived - claim.age
             self.extend(first + self.route.hold + self.route.deadline)

@@ -98,9 +98,10 @@ class InFlight(ABC):
     ``endpoint``, ``event``, ``delivery_id``, ``task_id``, ``message``, ``pending``, ``outcome`` and
     ``identity`` are set as they become known. ``state`` is the delivery's in the journal, where the
     end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an earlier try has
-    published the task. ``applied`` is what the answer says in Preference-Applied. ``kept``: the
-    journal may have the request, and ``redacted`` hides the values that nothing that is kept may
-    have; None: there are none. ``closed``: it is ``answered``, or its sender has disconnected.
+    published the task, or is about to; ``taken``: the broker had taken that before. ``applied`` is
+    what the answer says in Preference-Applied. ``kept``: the journal may have the request, and
+    ``redacted`` hides the values that nothing that is kept may have; None: there are none.
+    ``closed``: it is ``answered``, or its sender has disconnected.
 
     At its end it has a ``status`` (0: the sender has disconnected), the ``seconds`` since the
     request has arrived, the type of the ``error`` that was the answer, and a ``reason``: why the
@@ -111,7 +112,7 @@ class InFlight(ABC):
         "_counted", "_gone", "_respond", "_size", "_step", "answered", "applied", "begun", "closed",
         "context", "deadline", "delivery_id", "endpoint", "error", "event", "identity", "joined",
         "kept", "message", "outcome", "pending", "reason", "redacted", "request", "seconds",
-        "state", "status", "task_id", "trace",
+        "state", "status", "taken", "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -122,7 +123,8 @@ class InFlight(ABC):
         self.trace = UNTRACED if tracer is None else tracer.begin(request)
         self.endpoint = _NONE
         self.deadline = 0.0
-        self.answered = self.closed = self.joined = self._counted = self._gone = False
+        self.answered = self.closed = self.joined = self.taken = False
+        self._counted = self._gone = False
         self.kept = True
         self.event = self.delivery_id = self.task_id = self.identity = ""
         self.applied = self.state = self.error = self.reason = ""
@@ -351,7 +353,9 @@ class InFlight(ABC):
     def _record(self, reason: str) -> None:
         self.reason = self._shown(reason)
         if self.message is not None and not self.state:
-            self.state = ACCEPTED if self.pending is not None or self.joined else REFUSED
+            pending = self.pending
+            sent = pending is not None and (pending.confirmed or not self.joined)
+            self.state = ACCEPTED if self.answered or self.taken or sent else REFUSED
         for recorder in self.context.recorders:
             recorder.ended(self)
 

@@ -204,7 +204,7 @@ MUTANTS = [
     _m(
         "a delivery accepted that was not published",
         "relay/in_flight",
-        "ACCEPTED if self.pending is not None or self.joined else REFUSED",
+        "ACCEPTED if self.answered or self.taken or sent else REFUSED",
         "ACCEPTED",
     ),
     _m(

@@ -38,7 +38,7 @@ NO_REPLIES = 3.0
 #: Seconds after its answer for which a delivery may wait to be written to the journal.
 UNWRITTEN = 60.0
 #: Why a delivery is not run again though nothing is broken.
-REFUSED_REPLAYS = ("another replay", "had no message", "interrupted")
+REFUSED_REPLAYS = ("another replay", "another try", "had no message", "interrupted", "by now")
 BACK = 3.0  # seconds in which a gateway has found out that Redis is there again, and what it has
 PATIENCE = 1.0  # seconds that a gateway waits for Redis
 JOURNAL = 0.4  # seconds that an acceptance waits for the journal

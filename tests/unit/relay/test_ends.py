@@ -461,7 +461,10 @@ ENDS = {
         "silent /once cancel held redis . confirm", (), CONFIRMED, (ACCEPTED,)
     ),
     "gone before another try's claim": End(
-        "silent state=P /once cancel held redis .", states=(JOINED,)
+        "silent state=P /once cancel held redis .", states=(f"{REFUSED}, joined",)
+    ),
+    "gone before another try's task": End(
+        "silent state=C /once cancel held redis .", states=(JOINED,)
     ),
     "gone before another try's answer": End(
         "silent state=D result=SUCCESS /once cancel held redis .", states=(REPEATED,)
