@@ -420,7 +420,7 @@ async def test_the_second_address_of_a_name_serves_where_the_first_is_silent(
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        ports = silent.getsockname()[1], urlsplit(broker).port
+        ports = silent.getsockname()[1], urlsplit(broker.url).port
 
         async def addresses(*_: object, **__: object) -> list[tuple]:
             about = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""

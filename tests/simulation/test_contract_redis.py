@@ -20,6 +20,7 @@ from appserver.result_script import _STORE
 from gateway.claims import scripts as claims
 from gateway.journal import group_scripts
 from gateway.journal import scripts as journal
+from gateway.journal.pages import PAGE
 from gateway.relay.further_tasks import _ADD
 from gateway.stack import loopback
 from tests.simulation.drivers import Carrier, Link, handed, sockets, until
@@ -627,17 +628,19 @@ class Journal:
 
     def __init__(self, redis: Client, prefix: str, most: int = 100):
         self._redis, self._prefix, self._most = redis, prefix, most
-        names = ("deliveries", "open", "bytes", "refused", "changes", "failing")
-        self.deliveries, self.open, self.bytes, self.refused, self.changes, self.failing = (
-            prefix + name for name in names
+        names = ["deliveries", "refused", "open", "bytes", "failing", "changed", "missed", "absent"]
+        self._keys = [prefix + name for name in names]
+        self.bytes, self.failing, self.changes = (
+            prefix + name for name in ("bytes", "failing", "changes")
         )
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        last = self._prefix, self.changes, 0
+        return self._redis("EVAL", script, len(self._keys), *self._keys, *arguments, *last)
 
     def write(self, *rows: tuple[Any, ...]) -> Any:
         flat = [str(field) for row in rows for field in row]
-        return self._redis(
-            "EVAL", journal.WRITE, 4, self.deliveries, self.open, self.bytes, self.failing,
-            self._most, 100_000, 60_000, 0, self._prefix, self.changes, 0, *flat,
-        )  # fmt: skip
+        return self.run(journal.WRITE, self._most, 100_000, 60_000, 0, 0, *flat)
 
     def begin(self, id: str, task: str = "task") -> Any:
         return self.write((id, "received", 1, task, "", "", "", "", "", f'{{"id": "{id}"}}', "[]"))
@@ -646,32 +649,21 @@ class Journal:
         return self.write((id, state, 1, task, status, "0.5", "0.1", "", "", "", ""))
 
     def refuse(self, id: str) -> None:
-        assert None is self._redis(
-            "EVAL", journal.REFUSE, 2, self._prefix + id, self.refused,
-            id, 2, 60_000, self._prefix, self.changes, "refused", "about", "{}", "call", "[]",
-        )  # fmt: skip
+        fields = "about", "{}", "call", "[]"
+        assert self.run(journal.REFUSE, id, 2, 60_000, "refused", *fields) is None
 
     def settle(self, id: str, state: str, task: str = "task", counts: int = 1) -> Any:
-        return self._redis(
-            "EVAL", journal.SETTLE, 3, self._prefix + id, self.open, self.failing,
-            id, task, state, counts, self.changes, 0, "ended_at", "now",
-        )  # fmt: skip
+        return self.run(journal.SETTLE, id, task, state, counts, 0, "ended_at", "now")
 
     def due(self) -> Any:
-        return self._redis("EVAL", journal.DUE, 1, self.open, 10, 50, 60_000, self._prefix)
+        return self.run(journal.DUE, 10, 50, 60_000)
 
     def page(self, number: int = 10, calls: int = 0, newest: str = "+") -> list[tuple[str, Any]]:
-        found = self._redis(
-            "EVAL", journal.PAGE, 2, self.deliveries, self.refused,
-            newest, "-", number, number, self._prefix, calls, 100, "", "", "",
-        )  # fmt: skip
+        found = self.run(PAGE, newest, "-", number, number, calls, 100, "", "", "")
         return [(place, dict(zip(flat[::2], flat[1::2], strict=True))) for place, flat in found]
 
     def trim(self, age: int = 60_000) -> Any:
-        return self._redis(
-            "EVAL", journal.TRIM, 4, self.deliveries, self.refused, self.open, self.bytes,
-            age, 100, self._prefix,
-        )  # fmt: skip
+        return self.run(journal.TRIM, age, 100)
 
     def fields(self, id: str) -> dict[bytes, bytes]:
         flat = self._redis("HGETALL", self._prefix + id)
@@ -738,29 +730,35 @@ def test_what_is_refused_is_read_with_the_deliveries(written):
     assert len(written.page(calls=10_000)) == 3
 
 
-def test_a_replay_is_one_at_a_time(redis, key, written):
-    begin = ("EVAL", journal.BEGIN_REPLAY, 1, f"{key}a")
-    end = ("EVAL", journal.END_REPLAY, 2, f"{key}a", written.open, "a")
-    about = "a", 0, 60_000  # its id, and for how long it is under way (ms)
-    assert redis(*begin, "new", "task", *about) == [b"run", b""]  # there is none
+def test_a_replay_is_one_at_a_time(written):
+    def begin(task: str, before: str, again: int = 0) -> list[bytes]:
+        found: list[bytes] = written.run(journal.BEGIN_REPLAY, "a", task, before, again, 60_000)
+        return found
+
+    def end(task: str, taken: Any) -> Any:
+        return written.run(journal.END_REPLAY, "a", task, taken, 0, "[]")
+
+    assert begin("new", "task") == [b"run", b""]  # there is none
     written.begin("a")
     written.answer("a", "accepted", 202)
-    assert redis(*begin, "new", "another", *about) == [b"run", b"task"]
-    assert redis(*begin, "new", "task", *about) == [b"begun", b"new"]
-    assert redis(*begin, "newer", "task", *about) == [b"under way", b"new"]
-    assert redis(*end, "new", "", 0, written.changes, "[]") == 1
-    assert redis(*begin, "newer", "task", *about) == [b"interrupted", b"new"]
-    assert redis(*begin, "newer", "task", "a", 1, 60_000) == [b"begun", b"new"]
-    assert redis(*end, "newer", 1, 0, written.changes, "[]") is None
-    assert redis(*end, "new", 1, 0, written.changes, "[]") == 1
-    assert redis(*end, "new", 1, 0, written.changes, "[]") == 1  # it is said once more
+    assert begin("new", "another") == [b"run", b"task"]
+    assert begin("new", "task") == [b"begun", b"new"]
+    assert begin("newer", "task") == [b"under way", b"new"]
+    assert end("new", "") == 1
+    assert begin("newer", "task") == [b"interrupted", b"new"]
+    assert begin("newer", "task", again=1) == [b"begun", b"new"]
+    assert end("newer", 1) is None
+    assert end("new", 1) == 1
+    assert end("new", 1) == 1  # it is said once more
     fields = written.fields("a")
     assert (fields[b"state"], fields[b"task_id"], fields[b"replays"]) == (b"replayed", b"new", b"1")
     assert written.settle("a", "succeeded", task="new") == b"accepted"
 
 
 def test_failures_are_counted_once_in_groups(redis, key, written):
-    groups, news, counts = f"{key}groups", f"{key}news", f"{key}counts"
+    groups, news, counts, absent = (
+        f"{key}{name}" for name in ("groups", "news", "counts", "absent")
+    )
     for each in ("a", "b"):
         written.begin(each)
     written.answer("a", "failed", 502)
@@ -768,18 +766,18 @@ def test_failures_are_counted_once_in_groups(redis, key, written):
     written.settle("b", "expired")
 
     def failing(process: str) -> Any:
-        return redis(
-            "EVAL", group_scripts.FAILING, 2, written.failing, counts, process, 60_000, 9, key
-        )  # fmt: skip
+        keys = written.failing, counts, absent
+        return redis("EVAL", group_scripts.FAILING, 3, *keys, process, 60_000, 9, key)
 
     found = failing("one")
     assert [(id, state) for id, _, _, state, _ in found] == [(b"a", b"failed"), (b"b", b"expired")]
     assert failing("two") is None
-    count = ("EVAL", group_scripts.COUNT, 3, written.failing, groups, news, 2, f"{key}g:", 1)
+    keys = written.failing, groups, news, absent
+    count = ("EVAL", group_scripts.COUNT, 4, *keys, 2, f"{key}g:", 1)
     assert redis(*count, "a", found[0][1], "g1", "[]", "b", found[1][1], "g2", "[]") == 2
     assert redis(*count, "a", found[0][1], "g1", "[]") == 0
     assert failing("one") == []
-    all_groups = ("EVAL", group_scripts.GROUPS, 1, groups, f"{key}g:", 0, 9)
+    all_groups = ("EVAL", group_scripts.GROUPS, 2, groups, absent, f"{key}g:", 0, 9)
     assert len(redis(*all_groups)) == 3
     pause = f"{key}told"
     told = redis("EVAL", group_scripts.NEWS, 2, news, pause, 0, 9)
