@@ -182,7 +182,7 @@ async def moving(nodes: Nodes, key: str, last: str) -> AsyncIterator[Callable[[]
         def move() -> None:
             for each in client.execute_command("CLUSTER", "GETKEYSINSLOT", number, 100):
                 if each != last.encode():
-                    client.migrate("127.0.0.1", urlsplit(target).port, each, 0, 5_000)
+                    client.migrate("127.0.0.1", urlsplit(target.url).port, each, 0, 5_000)
 
         yield move
     nodes.move(number, source, target)
