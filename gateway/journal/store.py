@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from gateway.clock import monotonic
 from gateway.config.settings import REFUSED_BYTES, Config
-from gateway.errors import GatewayError, StoreError
+from gateway.errors import StoreError
 from gateway.journal import scripts
 from gateway.journal.entry import (
     LATE,
@@ -311,8 +311,7 @@ class JournalStore(GroupStore, Reader):
                 async for message in messages:
                     yield message.decode().partition(" ")[0] if message else ""
         except StoreError as exc:
-            url = result_store.without_password(self._config.state)
-            raise GatewayError(f"{url}: {exc}") from exc
+            raise result_store.no_answer(self._config, self._config.state, exc) from exc
 
     async def trim(self, most: int) -> Size:
         """Remove what is older than `Config.journal_age`, at most `most` of each kind."""
