@@ -243,7 +243,7 @@ class Keeping(Stack):
     def gateway(self, *args: str, **options: Any) -> Server:
         config = Path(args[args.index("--config") + 1]).read_text()
         idle = self._idle.setdefault(f"{config} {args} {options}", [])
-        gateway = idle.pop() if idle else shared(super().gateway)(*args, **options)
+        gateway = idle.pop() if idle else shared(partial(super().gateway, *args, **options))()
         gateway.stop = lambda: idle.append(gateway)  # type: ignore[method-assign]
         return gateway
 
