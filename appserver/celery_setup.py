@@ -36,7 +36,7 @@ _BACKENDS = {**STORES, "disabled": "appserver.reply_backend:StorelessReplyBacken
 DEFAULTS = {
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,
-    "worker_consumer": "appserver.worker:PromptConsumer",
+    "worker_consumer": "appserver.consumer:PromptConsumer",
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
     "broker_connection_timeout": 3.0,

@@ -56,7 +56,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, Any]:
 def _worker(environ: Mapping[str, str]) -> dict[str, Any]:
     chatter = environ.get("GATEWAY_WORKER_CHATTER", "0").lower() not in _FALSE
     return {
-        "worker_consumer": f"appserver.worker:{'Prompt' if chatter else 'Quiet'}Consumer",
+        "worker_consumer": f"appserver.consumer:{'Prompt' if chatter else 'Quiet'}Consumer",
         "worker_send_task_events": False,
         "worker_prefetch_multiplier": PREFETCH,
         "worker_detect_quorum_queues": True,

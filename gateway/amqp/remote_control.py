@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: The exchange for questions to the gateways of a virtual host.
 GATEWAYS = "gateway.siblings"
 #: The exchange to which workers bind dynamic queues, as Celery binds each queue to one. Nothing is
-#: published to it, so that its many changes disturb no publisher. `appserver.worker` knows it, too.
+#: published to it, so that its many changes disturb no publisher. `appserver.queues` knows it, too.
 DYNAMIC = "gateway.dynamic"
 
 ANSWERS = 1.0  # seconds in which workers and gateways answer

@@ -12,7 +12,7 @@ from kombu.asynchronous.hub import Hub
 from kombu.common import QoS
 
 from appserver.bootsteps import PromptEvents, PromptHub
-from appserver.worker import PromptConsumer
+from appserver.consumer import PromptConsumer
 
 SECONDS = 60  # for which the loop polls where nothing wakes it
 

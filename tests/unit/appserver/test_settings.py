@@ -22,15 +22,15 @@ def test_defaults():
     assert conf["result_backend"] == "redis://127.0.0.1:6379/0"
     assert "broker_use_ssl" not in conf
     assert conf["accept_content"] == ["json"]
-    assert conf["worker_consumer"] == "appserver.worker:QuietConsumer"
+    assert conf["worker_consumer"] == "appserver.consumer:QuietConsumer"
     chatty = settings({"GATEWAY_WORKER_CHATTER": "1"})
-    assert chatty["worker_consumer"] == "appserver.worker:PromptConsumer"
+    assert chatty["worker_consumer"] == "appserver.consumer:PromptConsumer"
 
 
 def test_the_app_is_set_up_as_any_other():
     assert app.conf["task_acks_late"] and app.conf["task_reject_on_worker_lost"]
     assert app.conf["broker_transport_options"]["confirm_publish"]
-    assert app.conf["worker_consumer"] == "appserver.worker:QuietConsumer"
+    assert app.conf["worker_consumer"] == "appserver.consumer:QuietConsumer"
 
 
 def test_every_setting_is_one_that_celery_knows():

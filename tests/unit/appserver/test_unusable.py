@@ -14,8 +14,9 @@ from kombu.message import Message
 
 import appserver
 from appserver import dead_letters, worker
+from appserver.consumer import PromptConsumer
 from appserver.lost_results import lost_results
-from appserver.worker import PATIENCE, PoisonAwareTasks, PromptConsumer
+from appserver.worker import PATIENCE, PoisonAwareTasks
 
 HEADERS = {"task": "echo", "id": "1"}
 
