@@ -198,6 +198,8 @@ def _give_memory_back() -> None:
 
 
 def main() -> None:
+    # A parent of an older version does not block them for its children.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
     _give_memory_back()
     control = socket.socket(fileno=int(sys.argv[1]))
     start = receive(control)

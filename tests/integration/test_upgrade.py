@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 import gateway
@@ -30,6 +31,11 @@ class Installed:
         self._directory = directory
         for name in ("old", "new"):
             shutil.copytree(PACKAGE, directory / name / "gateway")
+        # The parent's older version leaves it to its children which signals end them.
+        handle = directory / "old" / "gateway" / "process" / "child_handle.py"
+        text = handle.read_text()
+        assert text.count("(signal.SIGINT, signal.SIGHUP)") == 1
+        handle.write_text(text.replace("(signal.SIGINT, signal.SIGHUP)", "()"))
         self._change(directory / "new" / "gateway")
         self.path = directory / "installed"
 
@@ -106,11 +112,18 @@ def test_children_of_another_version_serve_and_count(installed, start, first, se
         installed.install(second)
         os.kill(server.pid, signal.SIGHUP)
         until(lambda: RELOADED in server.output())
+        parent = psutil.Process(server.pid)
+        until(lambda: len(parent.children()) == 2)  # the others have ended
+        children = parent.children()
+        for child in children:  # as those of a whole group
+            child.send_signal(signal.SIGHUP)
+            child.send_signal(signal.SIGINT)
         number = len(statuses)
         until(lambda: len(statuses) > number + 20)
 
     assert set(statuses) == {200}
     assert server.output().count(NEW) == 2
+    assert parent.children() == children
     counted = metric(server, REQUESTS, http_route="/", http_response_status_code=200)
     assert counted == metric(server, REQUESTS) == len(statuses)
 
