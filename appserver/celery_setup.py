@@ -17,7 +17,8 @@ from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
 from appserver.frozen_nodes import LeaveFrozenNode
 from appserver.lost_results import CountLostResults
-from appserver.pools import PromptProcesses, SettledTasks
+from appserver.pools import SettledTasks
+from appserver.process_pool import Processes
 from appserver.queues import named_queues
 from appserver.reply_backend import ReplyMixin, carry_over
 from appserver.task_stream import Stream
@@ -74,7 +75,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             EndWithSupervisor,
             PoisonAwareTasks,
             PromptHub,
-            PromptProcesses,
+            Processes,
             SettledTasks,
             TellParameters,
         )

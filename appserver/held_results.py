@@ -54,9 +54,11 @@ class HeldResults:
 
     `publish_all` writes all of several replies or none, and tells which. `store_all` stores several
     results at once, and tells for each whether it was stored; None: there is no store for that.
+    `tell` takes the ends of tasks, after their results were written.
     """
 
     _held: list[tuple[Reply | Stored, Callable[[], object]]]
+    _ended: list[Any]
     _lock: Any  # an RLock: what is stored by itself may look for what is held
     _thread: threading.Thread | None
 
@@ -64,8 +66,9 @@ class HeldResults:
         self,
         publish_all: Callable[[Sequence[Reply]], bool],
         store_all: Callable[[Sequence[Stored]], list[bool]] | None,
+        tell: Callable[[Sequence[Any]], object] | None = None,
     ):
-        self._publish_all, self._store_all = publish_all, store_all
+        self._publish_all, self._store_all, self._tell = publish_all, store_all, tell
         self._turn = 0  # how often they were written
         self._forget()
         forget = weakref.WeakMethod(self._forget)
@@ -103,14 +106,24 @@ class HeldResults:
             self._watch()
         return True
 
+    def hold_end(self, end: object) -> None:
+        """Hold what `tell` gets of a task."""
+        with self._lock:
+            self._ended.append(end)
+        if not self._watching.is_set():
+            self._watch()
+
     def flush(self) -> None:
         """Write what is held; it is written when this returns, also if the thread writes it."""
         self._more = False
         with self._lock:
             held, self._held = self._held, []
+            ended, self._ended = self._ended, []
             self._turn += 1
             if held:
                 self._write(held)
+            if ended and self._tell:
+                self._tell(ended)
 
     def _write(self, held: list[tuple[Reply | Stored, Callable[[], object]]]) -> None:
         replies = [(one, otherwise) for one, otherwise in held if isinstance(one, Reply)]
@@ -136,8 +149,9 @@ class HeldResults:
         while self._watching.wait():
             time.sleep(HELD)
             with self._lock:
-                idle = 0 if self._held else idle + 1
-                lasts, seen = self._held and self._turn == seen, self._turn
+                holds = self._held or self._ended
+                idle = 0 if holds else idle + 1
+                lasts, seen = holds and self._turn == seen, self._turn
                 if idle >= IDLE:
                     self._watching.clear()
             if lasts:
@@ -145,7 +159,7 @@ class HeldResults:
 
     def _forget(self) -> None:
         # In a child after a fork, the results are the parent's, and there is no thread.
-        self._held = []
+        self._held, self._ended = [], []
         self._more = False
         self._ends = 0  # the thread in which a task ends
         self._lock = threading.RLock()

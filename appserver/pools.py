@@ -1,4 +1,4 @@
-"""Settle the message of each task that was begun, and notice the end of each process at once.
+"""Settle the message of each task that was begun.
 
 Celery's tracing raises what it cannot record, for example a result. A pool of processes catches
 that, and passes it to the request's `on_failure`, which acknowledges the message. The pools of
@@ -21,10 +21,8 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated
 from celery import bootsteps
 from celery.concurrency import solo
-from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
-from appserver.private_parts import PrivateParts
 from appserver.watch import BEAT, Watch, beat, is_supervised
 
 #: The modules of the pools whose tasks run in the worker's main process, beside its loop.
@@ -34,12 +32,6 @@ _PRECEDES = "What precedes a task has failed; the task is begun"
 _FOLLOWS = "What follows a task has failed"
 
 log = logging.getLogger(__name__)
-
-_PARTS = PrivateParts(
-    "lost and recycled processes are noticed after up to five seconds",
-    "celery.concurrency.asynpool:AsynPool._track_child_process",
-    "celery.concurrency.asynpool:AsynPool._sentinel_poll",
-)
 
 
 class SettledTasks(bootsteps.Step):
@@ -208,29 +200,3 @@ class _Begun:
                 self._callback(result)
         except Exception:
             log.exception(_FOLLOWS)
-
-
-class PromptPool(AsynPool):
-    """Celery's pool of processes, which is told of a process' end when the process can be reaped.
-
-    Celery watches a pipe that the kernel closes while the process ends. Its loop is often quick
-    enough to find the process not yet ended then, watches it no longer, and looks again only every
-    five seconds. So long the lost task is not begun again, and a recycled process is not replaced.
-    Nor is the pipe closed while a child of that process has it. A pidfd shows nothing but the end.
-    """
-
-    def _track_child_process(self, proc: Any, hub: Any) -> None:
-        if not hasattr(proc, "_sentinel_poll"):
-            with suppress(AttributeError, OSError):  # not Linux 5.3; then Celery's pipe has to do
-                proc._sentinel_poll = os.pidfd_open(proc.pid)
-        super()._track_child_process(proc, hub)
-
-
-class PromptProcesses(bootsteps.Step):
-    """Let the worker make its processes by `PromptPool`, where it would make them by Celery's."""
-
-    requires = {"celery.worker.components:Pool"}
-
-    def create(self, worker: Any) -> None:
-        if getattr(worker.pool, "Pool", None) is AsynPool and _PARTS.there:
-            worker.pool.Pool = PromptPool

@@ -16,6 +16,7 @@ import os
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from json import JSONDecoder
 from struct import Struct, unpack_from
@@ -237,10 +238,15 @@ def _held_results(consumer: Any) -> HeldResults | None:
     """Return what holds the results of the pool `solo`, which is the same on each connection."""
     if not isinstance(consumer.pool, TaskPool):
         return None
-    connection, backend = reply_connection(consumer.app), consumer.app.backend
-    if connection.held is None:
-        store_all = backend.store_all if isinstance(backend, ResultScript) else None
-        connection.held = HeldResults(connection.publish_all, store_all)
+    held = reply_connection(consumer.app).held
+    return hold_results(consumer.app) if held is None else held
+
+
+def hold_results(app: Any, tell: Callable[[Sequence[Any]], object] | None = None) -> HeldResults:
+    """Have the results of the app's tasks held; `tell` as in `HeldResults`."""
+    connection, backend = reply_connection(app), app.backend
+    store_all = backend.store_all if isinstance(backend, ResultScript) else None
+    connection.held = HeldResults(connection.publish_all, store_all, tell)
     return connection.held
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pickle import PicklingError
 from types import NoneType
 from typing import Any
@@ -115,6 +116,10 @@ class PoisonAwareRequest(Request):
                 },
             }
 
+    @property
+    def tzlocal(self) -> Any:
+        return _timezone(self.app)
+
     def on_failure(
         self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
@@ -189,6 +194,12 @@ def _after_this_turn(call: Callable[..., object], *args: object) -> None:
         call(*args)
     else:
         hub.call_soon(call, *args)
+
+
+@lru_cache(maxsize=8)
+def _timezone(app: Any) -> Any:
+    """Return the setting, for which Celery's request searches all settings each time."""
+    return app.conf.timezone
 
 
 def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ def echo(*args):
 #: What a worker uses in any case, by pool.
 USED = {
     "solo": {"bootsteps", "result_script", "task_stream", "worker"},
-    "prefork": {"bootsteps", "pools", "result_script", "task_stream", "worker"},
+    "prefork": {"bootsteps", "process_pool", "result_script", "task_stream", "worker"},
 }
 
 

@@ -1,0 +1,423 @@
+"""A pool of processes: tasks wait in the processes, and their ends come back together.
+
+Celery's pool gives a process one task at a time, by two writes, and gets two messages back, each by
+two reads; a short task costs twice what it costs in the pool `solo`. Here a process has a queue of
+packets, of which it reads one at a time: what it has not read, the worker takes back for a process
+that is idle, so that no task waits behind a long one while another process is free. A process holds
+the ends of short tasks, with their results, until it has no more to do, or for `HELD` seconds.
+
+The worker knows without a message which task a process runs: the oldest one whose end it has not
+been told of. Where a process is lost, what it has not read is given to another one.
+
+docs/decisions/0064-tasks-that-wait-in-processes.md has the figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from struct import Struct
+from time import monotonic
+from typing import Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from billiard.pool import ACK, EX_FAILURE, EX_OK, READY
+from billiard.reduction import ForkingPickler
+from celery import bootsteps, current_app
+from celery.concurrency.asynpool import AsynPool, Worker
+from celery.worker.request import Request
+
+from appserver.private_parts import PrivateParts
+from appserver.task_stream import TURN, hold_results
+
+#: Tasks that a process is given at most before it has told the end of the first.
+AHEAD = 32
+#: The bytes of the longest packet; what is longer is passed as a file in memory.
+LONGEST = 65_536
+#: Quick tasks for which it is not worth waking another process up.
+GROUP = 4
+#: Seconds after which a job is not quick: what waits behind it may be run by another process.
+LATE = 0.005
+#: The kind of a message that has several ends, beside billiard's ACK and READY.
+ENDS = 64
+
+_head = Struct(">Q?")
+#: billiard's message of a job's end, pickled, and the seconds that the job took.
+End = tuple[bytes, float]
+
+_CONTROL = socket.CMSG_SPACE(4)  # bytes for one descriptor
+
+log = logging.getLogger(__name__)
+
+_PARTS = PrivateParts(
+    "lost and recycled processes are noticed after up to five seconds",
+    "celery.concurrency.asynpool:AsynPool._track_child_process",
+    "celery.concurrency.asynpool:AsynPool._sentinel_poll",
+)
+_QUEUE_PARTS = PrivateParts(
+    "the processes of a pool get one task at a time",
+    "billiard.pool:ApplyResult._accepted",
+    "billiard.pool:ApplyResult._on_timeout_cancel",
+    "billiard.pool:ApplyResult._time_accepted",
+    "billiard.pool:ApplyResult._worker_pid",
+    "billiard.pool:Pool._cache",
+    "billiard.pool:Pool._on_ready_counters",
+    "billiard.pool:Pool._quick_put",
+    "billiard.pool:ResultHandler.state_handlers",
+    "billiard.pool:Worker._ensure_messages_consumed",
+    "billiard.pool:Worker._make_child_methods",
+    "celery.concurrency.asynpool:AsynPool._create_write_handlers",
+    "celery.concurrency.asynpool:AsynPool._fileno_to_inq",
+    "celery.concurrency.asynpool:AsynPool.process_flush_queues",
+    "celery.worker.worker:WorkController._process_task",
+)
+
+
+class PromptPool(AsynPool):
+    """Celery's pool of processes, which is told of a process' end when the process can be reaped.
+
+    Celery watches a pipe that the kernel closes while the process ends. Its loop is often quick
+    enough to find the process not yet ended then, watches it no longer, and looks again only every
+    five seconds. So long the lost task is not begun again, and a recycled process is not replaced.
+    Nor is the pipe closed while a child of that process has it. A pidfd shows nothing but the end.
+    """
+
+    def _track_child_process(self, proc: Any, hub: Any) -> None:
+        if not hasattr(proc, "_sentinel_poll"):
+            with suppress(AttributeError, OSError):  # not Linux 5.3; then Celery's pipe has to do
+                proc._sentinel_poll = os.pidfd_open(proc.pid)
+        super()._track_child_process(proc, hub)
+
+
+class _End(socket.socket):
+    @property
+    def closed(self) -> bool:
+        return self.fileno() < 0
+
+
+class Packets:
+    """The queue of a process. `put`, `give` and `take_back` are the worker's, `get` the process'.
+
+    A packet is a job's number, whether it is quick, and the job, pickled.
+    """
+
+    def __init__(self) -> None:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._writer, self._reader = (_End(fileno=end.detach()) for end in ends)
+        self._buffer = memoryview(bytearray(_head.size + LONGEST))
+
+    def put(self, message: object) -> None:
+        """Put a message that is no job at the end."""
+        self._writer.send(_head.pack(0, False) + pickle.dumps(message))
+
+    def give(self, number: int, quick: bool, job: bytes) -> bool:
+        """Put a job at the end; False: there is no room."""
+        head = _head.pack(number, quick)
+        try:
+            if len(job) <= LONGEST:
+                self._writer.send(head + job, socket.MSG_DONTWAIT)
+                return True
+            with open(os.memfd_create("job"), "wb") as file:
+                file.write(job)
+                file.flush()
+                socket.send_fds(self._writer, [head], [file.fileno()], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def take_back(self) -> int:
+        """Take the oldest job that was not read, and return its number; 0: there is none."""
+        try:
+            packet = self._reader.recv(_head.size, socket.MSG_DONTWAIT)
+        except OSError:  # also where the queue was closed, as its process has ended
+            return 0
+        number: int = _head.unpack(packet)[0]
+        return number
+
+    def get(self, flags: int = 0) -> tuple[Any, bool]:
+        """Return the oldest message, and whether it is quick.
+
+        Raises BlockingIOError if there is none and `flags` has MSG_DONTWAIT.
+        """
+        size, control, *_ = self._reader.recvmsg_into([self._buffer], _CONTROL, flags)
+        _, quick = _head.unpack_from(self._buffer)
+        if not control:
+            return pickle.loads(self._buffer[_head.size : size]), quick
+        [(_, _, descriptor)] = control
+        with open(int.from_bytes(descriptor, sys.byteorder), "rb") as file:
+            file.seek(0)
+            return pickle.load(file), quick
+
+
+class Process(Worker):
+    """A process of the pool, as billiard's loop of its tasks sees it."""
+
+    outq: Any
+
+    def _make_child_methods(self, loads: object = None) -> None:
+        self.wait_for_job, self.wait_for_syn = self._next, None
+
+    def on_loop_start(self, pid: int) -> None:
+        super().on_loop_start(pid)
+        if self._shutdown:  # it may be set while nothing comes
+            self.inq._reader.settimeout(1)
+        self.outq = Ends(self.outq, self.inqW_fd)
+        signal.signal(signal.SIGUSR1, self.outq.on_soft_timeout)
+
+    def _next(self) -> Any:
+        """Return the next task; what is held is written before it is waited for."""
+        if self._shutdown and self._shutdown.is_set():
+            raise SystemExit(EX_OK)
+        try:
+            message, quick = self.inq.get(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self.outq.flush()
+            try:
+                message, quick = self.inq.get()
+            except TimeoutError:
+                return None
+        if message is None:
+            raise SystemExit(EX_FAILURE)
+        self.outq.begin(quick)
+        return message
+
+    def _ensure_messages_consumed(self, completed: int) -> Any:
+        self.outq.flush()
+        return super()._ensure_messages_consumed(completed)
+
+
+class Ends:
+    """What a process tells the worker: the ends of its tasks, several in one message.
+
+    It has their results written before. Those of a task that is not known to be quick are not held,
+    nor is anything while it runs.
+    """
+
+    def __init__(self, queue: Any, descriptor: int):
+        self._queue, self._descriptor = queue, descriptor
+        self._held = hold_results(current_app._get_current_object(), self._tell)
+        self._began, self._quick, self._runs = 0.0, False, False
+
+    def begin(self, quick: bool) -> None:
+        if not quick:
+            self._held.flush()
+        self._held.begin(quick)
+        self._quick, self._began, self._runs = quick, monotonic(), True
+
+    def put(self, message: tuple[int, Any]) -> None:
+        """Put a message of billiard's loop. Raises an error if it cannot be pickled."""
+        if message[0] == READY:
+            self._runs = False
+            took = monotonic() - self._began
+            self._held.hold_end((bytes(ForkingPickler.dumps(message)), took))
+            if not self._quick or took > TURN:
+                self._held.flush()
+        elif message[0] != ACK:
+            self._held.flush()
+            self._queue.put(message)
+
+    def flush(self) -> None:
+        self._held.flush()
+
+    def on_soft_timeout(self, number: int, frame: object) -> None:
+        """Interrupt the task. If it has ended meanwhile, its end may be about to be told."""
+        if self._runs:
+            raise SoftTimeLimitExceeded
+
+    def _tell(self, ends: Sequence[End]) -> None:
+        self._queue.put((ENDS, (self._descriptor, ends)))
+
+
+class ProcessPool(PromptPool):
+    """A pool whose processes have several quick tasks each, of which they run one.
+
+    A job that waits for its turn, here or in a process, is not run if it was revoked meanwhile.
+    """
+
+    Worker = Process
+
+    def WorkerProcess(self, worker: Process) -> Any:
+        process = super().WorkerProcess(worker)
+        #: The jobs whose ends were not told: the first is run, the others wait.
+        process.given, process.left = deque(), self._maxtasksperchild or sys.maxsize
+        return process
+
+    def create_process_queues(self) -> tuple[Any, ...]:
+        pipe, *others = super().create_process_queues()
+        pipe.close()
+        return Packets(), *others
+
+    def create_result_handler(self) -> Any:
+        handler = super().create_result_handler()
+        handler.state_handlers[ENDS] = self._on_ends
+        return handler
+
+    def _create_write_handlers(self, hub: Any, **_options: object) -> None:
+        super()._create_write_handlers(hub)
+        self._quick_put, self.on_poll_start = self._enqueue, self._share_out
+        self._call_later = hub.call_later
+        #: The names of the tasks that took less than a turn when they ended last.
+        self._quick: set[str] = set()
+        self._looks = False
+
+    def _enqueue(self, message: tuple[Any, ...]) -> None:
+        job = self._cache[message[1][0]]
+        request = getattr(job._accept_callback, "__self__", None)
+        job.request = request if isinstance(request, Request) else None
+        try:
+            job.body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            job.discard()
+            raise
+        self.outbound_buffer.append(job)
+
+    def _share_out(self) -> None:
+        """Give the jobs to the processes: one to each that is idle, or several quick ones."""
+        jobs = self.outbound_buffer
+        if not jobs:
+            return
+        processes = list(self._fileno_to_inq.values())
+        while jobs:
+            job = jobs[0]
+            quick = self._is_quick(job.request)
+            takes = (one for one in processes if _takes(one, quick))
+            process = min(takes, key=_groups, default=None)
+            if process is None:
+                return
+            if job.request and job.request.revoked():  # which has been recorded
+                job.discard()
+            elif not self._give(process, job, quick):
+                return
+            jobs.popleft()
+
+    def _is_quick(self, request: Request | None) -> bool:
+        if request is None or request.delivery_info["redelivered"]:  # it may lose the process again
+            return False
+        return request.type in self._quick
+
+    def _give(self, process: Any, job: Any, quick: bool) -> bool:
+        if not process.inq.give(job._job, quick, job.body):
+            return False
+        job.quick, job._write_to = quick, process
+        process.given.append(job)
+        process.left -= 1
+        self.write_stats[process.index] += 1
+        if len(process.given) == 1:
+            self._begun(process, job)
+        elif not self._looks:
+            self._looks = True
+            self._call_later(LATE, self._look)
+        return True
+
+    def _look(self) -> None:
+        """Take back what waits behind a job that was believed to be quick."""
+        self._looks = False
+        now = monotonic()
+        for process in self._fileno_to_inq.values():
+            if len(process.given) < 2:
+                continue
+            if now - process.given[0]._time_accepted < LATE:
+                self._looks = True
+            else:
+                process.given[0].quick = False
+                self.outbound_buffer.extendleft(reversed(self._take_back(process)))
+        if self._looks:
+            self._call_later(LATE, self._look)
+
+    def _take_back(self, process: Any) -> list[Any]:
+        """Take back the jobs that `process` has not read, the oldest first."""
+        unread = set(iter(process.inq.take_back, 0))
+        given, process.given = process.given, deque()
+        waiting = []
+        for job in given:
+            if job._job not in unread or job._accepted and process._is_alive():
+                process.given.append(job)
+                if job._job in unread:
+                    # The worker believes that it was begun, and may have acknowledged it.
+                    process.inq.give(job._job, job.quick, job.body)
+                elif not job._accepted:
+                    self._begun(process, job)
+                continue
+            if job._accepted:
+                job._on_timeout_cancel(job)
+                job._accepted, job._worker_pid, job._time_accepted = False, None, None
+            job._write_to = None
+            process.left += 1
+            waiting.append(job)
+        return waiting
+
+    def _begun(self, process: Any, job: Any) -> None:
+        self.restart_state.R = 0
+        try:
+            job._ack(None, monotonic(), process.pid, None)
+        except AttributeError:  # of billiard's, where the callback has raised another error
+            log.exception("What precedes a task has failed; the task is begun")
+
+    def _on_ends(self, descriptor: int, ends: Sequence[End]) -> None:
+        process = self._fileno_to_inq[descriptor]
+        for end, took in ends:
+            if request := process.given.popleft().request:
+                (self._quick.add if took < TURN else self._quick.discard)(request.type)
+            self._result_handler.on_state_change(pickle.loads(end))
+            if process.given:
+                self._begun(process, process.given[0])
+        # A process that ends waits until it was heard.
+        counter = self._on_ready_counters[process.pid]
+        with counter.get_lock():
+            counter.value += len(ends)
+
+    def process_flush_queues(self, proc: Any) -> None:
+        """Take back what a process that has ended has not read, and read what it has told."""
+        for job in reversed(self._take_back(proc)):
+            self._put_back(job)
+        super().process_flush_queues(proc)
+        proc.given.clear()
+
+    def flush(self) -> None:
+        """Forget what was not begun: its messages come again on the next connection."""
+        for process in self._pool:
+            self._take_back(process)
+        super().flush()
+
+    def close(self) -> None:
+        """End after the jobs that were begun; the messages of the others return to their queues."""
+        for process in self._pool:
+            self.outbound_buffer.extend(self._take_back(process))
+        for job in self.outbound_buffer:
+            job.discard()
+        self.outbound_buffer.clear()
+        super().close()
+
+
+def _takes(process: Any, quick: bool) -> bool:
+    """Tell whether a process is given another job."""
+    given = process.given
+    ahead = quick and given and given[-1].quick and len(given) < AHEAD
+    return process.left > 0 and (ahead or not given)
+
+
+def _groups(process: Any) -> int:
+    return len(process.given) // GROUP
+
+
+class Processes(bootsteps.Step):
+    """Let the worker make its processes by a pool of ours, where it would make them by Celery's."""
+
+    requires = {"celery.worker.components:Pool"}
+
+    def create(self, worker: Any) -> None:
+        pool = worker.pool
+        if getattr(pool, "Pool", None) is not AsynPool or not _PARTS.there:
+            return
+        pool.Pool = PromptPool
+        if pool.forking_enable and hasattr(os, "memfd_create") and _QUEUE_PARTS.there:
+            pool.Pool = ProcessPool
+            # Not by its semaphore, which has a place for each process.
+            worker.process_task = worker._process_task

@@ -1,0 +1,352 @@
+"""A prefork pool gives quick tasks to a process together, and loses none with it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import WorkerLostError
+from celery import Celery
+from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.prefork import TaskPool
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.worker.request import Request
+from kombu.asynchronous.hub import Hub
+
+from appserver import process_pool
+from appserver.process_pool import LONGEST, Processes, ProcessPool, PromptPool
+
+SECONDS = 60.0  # for which something is waited for
+
+
+class Task(Request):
+    """A request, so far as the pool asks it."""
+
+    def __init__(self, name: str, again: bool = False):
+        self._type, self._delivery_info = name, {"redelivered": again}
+        self.is_revoked, self.begun = False, 0
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.begun += 1
+
+    def revoked(self) -> bool:
+        return self.is_revoked
+
+
+class Running:
+    """A pool in a loop of its own; `ends` has what its tasks returned or raised, in order."""
+
+    def __init__(self, size: int = 1, pool_class: type[AsynPool] = ProcessPool, **options: Any):
+        Celery("tasks", broker="memory://", backend="cache+memory://").set_current()
+        self.hub, self.ends = Hub(), list[Any]()
+        self.pool = pool_class(size, threads=False, enable_timeouts=True, **options)
+        self.pool.register_with_event_loop(self.hub)
+        self._turns = self.hub.create_loop()
+        self.turn(lambda: len(self.pool._fileno_to_inq) == size)
+
+    def turn(self, until: Callable[[], object]) -> None:
+        """Let the loop turn until something is true."""
+        end = time.monotonic() + SECONDS
+        while not until():
+            assert time.monotonic() < end
+            self.hub.call_later(0.01, int)  # so that it polls no longer
+            next(self._turns)
+
+    def do(
+        self, function: Callable[..., Any], *args: object, task: Task | None = None, **options: Any
+    ) -> Task:
+        """Have a function called, as one of the tasks `some` unless another one is given."""
+        task = task or Task("some")
+        self.pool.apply_async(
+            function,
+            args,
+            callback=self.ends.append,
+            error_callback=self._failed,
+            accept_callback=task.on_accepted,
+            **options,
+        )
+        return task
+
+    def _failed(self, info: Any) -> None:
+        exc = info.exception
+        self.ends.append(type(exc.exc if isinstance(exc, ExceptionWithTraceback) else exc))
+
+    def warm(self) -> None:
+        """Have the tasks `some` known as quick."""
+        while "some" not in self.pool._quick:
+            self.do(give_back, 0)
+            self.turn(lambda: self.ends)
+            self.ends.clear()
+
+    def counts(self) -> list[int]:
+        return [len(process.given) for process in self.pool._pool]
+
+    def close(self) -> None:
+        self.pool._terminate.cancel()
+        for process in self.pool._pool:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        for queues in self.pool._queues:
+            for queue in filter(None, queues):
+                queue._writer.close()
+                queue._reader.close()
+        self.hub.close()
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start(*args: Any, **options: Any) -> Running:
+        started.append(Running(*args, **options))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.close()
+
+
+def give_back(value: object) -> object:
+    return value
+
+
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.001)
+
+
+def append(file: Path, value: object) -> None:
+    with file.open("a") as lines:
+        lines.write(f"{value}\n")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    raise SystemExit
+
+
+def test_quick_tasks_are_given_together_and_others_one_by_one(start):
+    running = start()
+    running.warm()
+    for name in ("some", "some", "other", "some"):
+        running.do(give_back, name, task=Task(name))
+    running.pool._share_out()
+    assert running.counts() == [2]
+    running.turn(lambda: len(running.ends) == 4)
+    assert running.ends == ["some", "some", "other", "some"]
+
+
+def test_a_message_that_came_again_is_alone_in_its_process(start):
+    running = start()
+    running.warm()
+    running.do(give_back, 1, task=Task("some", again=True))
+    running.do(give_back, 2)
+    running.pool._share_out()
+    assert running.counts() == [1]
+
+
+def test_all_end_whatever_their_order_and_number(start):
+    running = start(3)
+    for number in range(2_000):
+        running.do(give_back, number, task=Task(f"name{number % 3}"))
+    running.turn(lambda: len(running.ends) == 2_000)
+    assert sorted(running.ends) == list(range(2_000))
+    assert not running.pool._cache
+
+
+def test_what_waits_behind_a_task_that_turns_slow_is_run_by_another_process(start, tmp_path):
+    running = start(2)
+    running.warm()
+    running.do(wait_for, tmp_path / "last")
+    for number in range(process_pool.AHEAD):
+        running.do(give_back, number)
+    running.do((tmp_path / "last").touch)
+    running.turn(lambda: len(running.ends) == process_pool.AHEAD + 2)
+
+
+def test_a_lost_process_loses_the_task_that_it_runs(start):
+    running = start()
+    running.warm()
+    running.do(kill)
+    for number in range(5):
+        running.do(give_back, number)
+    running.turn(lambda: len(running.ends) == 6)
+    assert running.ends == [WorkerLostError, 0, 1, 2, 3, 4]
+    assert not running.pool._cache
+
+
+def test_ends_that_were_told_are_not_lost_with_the_process(start, tmp_path):
+    running = start()
+    running.warm()
+    for number in range(3):
+        running.do(append, tmp_path / "lines", number)
+    running.do(kill, task=Task("other"))
+    running.turn(lambda: len(running.ends) == 4)
+    assert running.ends == [None, None, None, WorkerLostError]
+    assert (tmp_path / "lines").read_text().split() == ["0", "1", "2"]
+
+
+def test_a_process_that_is_replaced_takes_none_along(start):
+    running = start(2, maxtasksperchild=7)
+    for _ in range(100):
+        running.do(os.getpid)
+    running.turn(lambda: len(running.ends) == 100)
+    pids = set(running.ends)
+    assert all(running.ends.count(pid) <= 7 for pid in pids)
+    assert len(pids) >= 100 / 7
+
+
+def test_a_process_that_ends_by_itself_had_not_begun_the_next_one(start):
+    """The worker believes so when it is told that the one before has ended."""
+    running = start()
+    running.warm()
+    running.do(leave)
+    task = running.do(give_back, 1)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [SystemExit, 1]
+    assert 1 <= task.begun <= 2
+
+
+@pytest.mark.parametrize("size", [LONGEST - 1_000, LONGEST, 40 * LONGEST])
+def test_jobs_of_any_size(start, size):
+    running = start()
+    running.warm()
+    for _ in range(3):
+        running.do(len, "x" * size)
+    running.turn(lambda: len(running.ends) == 3)
+    assert running.ends == [size] * 3
+
+
+def test_a_process_that_takes_no_more_is_given_the_rest_later(start, tmp_path):
+    running = start()
+    running.warm()
+    running.do(wait_for, tmp_path / "go")
+    for _ in range(20):
+        running.do(give_back, "x" * (LONGEST - 1_000))
+    running.pool._share_out()
+    assert 1 < running.counts()[0] < 20
+    assert running.pool.outbound_buffer
+    (tmp_path / "go").touch()
+    running.turn(lambda: len(running.ends) == 21)
+
+
+def test_a_task_that_cannot_be_pickled_is_refused(start):
+    running = start()
+    with pytest.raises(AttributeError, match="pickle"):
+        running.do(lambda: None)
+    assert not running.pool._cache
+
+
+def test_a_result_that_cannot_be_pickled_is_a_failure(start):
+    running = start()
+    running.do(threading.Lock)
+    running.do(give_back, 1)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends[0].__name__ == "MaybeEncodingError"
+    assert running.ends[1] == 1
+
+
+def test_the_soft_limit_interrupts_the_task_and_nothing_else(start, tmp_path):
+    running = start()
+    running.do(wait_for, tmp_path / "never", soft_timeout=0.01)
+    running.turn(lambda: running.ends)
+    os.kill(running.pool._pool[0].pid, signal.SIGUSR1)  # too late: nothing runs
+    running.do(os.getpid)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [SoftTimeLimitExceeded, running.pool._pool[0].pid]
+
+
+def test_what_is_revoked_while_it_waits_is_not_run(start, tmp_path):
+    running = start()
+    running.warm()
+    running.do(wait_for, tmp_path / "go")
+    tasks = [running.do(give_back, number) for number in range(4)]
+    running.pool._share_out()
+    assert running.counts() == [5]
+    running.turn(lambda: len(running.pool.outbound_buffer) == 4)  # the first is slow
+    tasks[1].is_revoked = tasks[3].is_revoked = True
+    (tmp_path / "go").touch()
+    running.turn(lambda: len(running.ends) == 3)
+    assert running.ends[1:] == [0, 2]
+    assert not running.pool._cache
+
+
+def test_after_a_lost_connection_what_was_not_begun_is_forgotten(start, tmp_path):
+    running = start()
+    running.warm()
+    running.do(wait_for, tmp_path / "go")
+    for number in range(3):
+        running.do(append, tmp_path / "lines", number)
+    running.do(give_back, 4, task=Task("other"))
+    running.pool._share_out()
+    running.pool.flush()
+    (tmp_path / "go").touch()
+    running.do(give_back, 5)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [None, 5]
+    assert not (tmp_path / "lines").exists()
+
+
+def test_it_ends_after_what_was_begun(start, tmp_path):
+    running = start()
+    running.warm()
+    running.do(wait_for, tmp_path / "go")
+    for number in range(3):
+        running.do(append, tmp_path / "lines", number)
+    running.pool._share_out()
+    running.pool.close()
+    (tmp_path / "go").touch()
+    running.pool.join()
+    assert running.ends == [None]
+    assert not (tmp_path / "lines").exists()
+
+
+def test_a_process_is_replaced_when_it_has_ended(start):
+    running = start(pool_class=PromptPool)
+    [before] = (process.pid for process in running.pool._pool)
+    os.kill(before, signal.SIGKILL)
+    running.turn(lambda: [process.pid for process in running.pool._pool] != [before])
+
+
+def test_where_there_are_no_pidfds_the_pipe_has_to_do(start, monkeypatch):
+    def refuse(pid: int) -> int:
+        raise PermissionError("by a seccomp filter")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    [process] = start().pool._pool
+    assert os.fstat(process._sentinel_poll) == os.fstat(process._popen.sentinel)
+
+
+class Own(TaskPool):
+    class Pool(AsynPool):
+        """Whose wishes we do not know."""
+
+
+@pytest.mark.parametrize(
+    ("pool", "options", "made"),
+    [
+        (TaskPool, {}, ProcessPool),
+        (TaskPool, {"forking_enable": False}, PromptPool),
+        (Own, {}, Own.Pool),
+        (SoloPool, {}, None),
+    ],
+)
+def test_only_celery_s_own_pool_is_changed(pool, options, made):
+    worker = SimpleNamespace(pool=pool(1, **options), steps=[], _process_task=pickle.dumps)
+    Processes(worker).create(worker)
+    assert getattr(worker.pool, "Pool", None) is made
