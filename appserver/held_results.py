@@ -1,9 +1,8 @@
 """Results that are held for a moment, so that one write replies or stores several.
 
-Only the pool `solo` holds results: there tasks run in the turn of the worker's loop, and their
-results are written when the turn ends, before the messages are acknowledged. A slow task must not
-delay the results of the tasks before it, so a thread looks every `HELD` seconds, and writes what it
-finds the second time.
+They are written when a turn of the worker's loop ends, before the messages are acknowledged; in a
+process of a pool, when it has no more to do. A slow task must not delay the results of the tasks
+before it, so a thread looks every `HELD` seconds, and writes what it finds the second time.
 
 Only a success is held, and only where no code of the app runs between the result and the end of the
 turn that may look for it: what follows a task, such as a signal or a link, finds its result stored.
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from celery import Task, signals
 from celery.app.task import Context
+from celery.worker import state
 
 HELD = 0.002  # seconds
 LONG = 8_192  # bytes; a longer result is not held
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     """A result to store under `key` for `seconds`; 0: without an end."""
 
     key: bytes
-    value: str
+    value: str | bytes
     seconds: int
 
 
@@ -59,7 +59,8 @@ class HeldResults:
 
     _held: list[tuple[Reply | Stored, Callable[[], object]]]
     _ended: list[Any]
-    _lock: Any  # an RLock: what is stored by itself may look for what is held
+    _lock: Any  # of who writes; an RLock: what is stored by itself may look for what is held
+    _mutex: threading.Lock  # of what is held
     _thread: threading.Thread | None
 
     def __init__(
@@ -74,17 +75,23 @@ class HeldResults:
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
-    def begin(self, more: bool) -> None:
-        """Begin a task; its result may be held where `more` tasks follow or others are held."""
-        self._more = more or bool(self._held)
+    def begin(self, more: bool, tells: bool = False) -> None:
+        """Begin a task; its result may be held where `more` tasks follow or others are held.
+
+        `tells`: an event of its end is sent, and whoever gets it may look for the result.
+        """
+        self._more = (more and not tells) or bool(self._held)
 
     def end(self, store: Callable[[], T]) -> T:
         """End a task whose result nothing follows: `store` may hold it, in this thread."""
-        self._ends = threading.get_ident() if self._more else 0
+        self._here.ends = self._may_hold()
         try:
             return store()
         finally:
-            self._ends = 0
+            self._here.ends = False
+
+    def _may_hold(self) -> bool:
+        return self._more
 
     def hold_reply(self, reply: Reply, otherwise: Callable[[], object]) -> bool:
         """Hold a reply until `flush`; False: it is to be written now.
@@ -98,28 +105,27 @@ class HeldResults:
         return len(result.value) <= LONG and self._hold(result, otherwise)
 
     def _hold(self, result: Reply | Stored, otherwise: Callable[[], object]) -> bool:
-        if self._ends != threading.get_ident():
+        if not getattr(self._here, "ends", False):
             return False
-        with self._lock:
+        with self._mutex:
             self._held.append((result, otherwise))
-        if not self._watching.is_set():
             self._watch()
         return True
 
     def hold_end(self, end: object) -> None:
         """Hold what `tell` gets of a task."""
-        with self._lock:
+        with self._mutex:
             self._ended.append(end)
-        if not self._watching.is_set():
             self._watch()
 
     def flush(self) -> None:
         """Write what is held; it is written when this returns, also if the thread writes it."""
         self._more = False
         with self._lock:
-            held, self._held = self._held, []
-            ended, self._ended = self._ended, []
-            self._turn += 1
+            with self._mutex:
+                held, self._held = self._held, []
+                ended, self._ended = self._ended, []
+                self._turn += 1
             if held:
                 self._write(held)
             if ended and self._tell:
@@ -139,6 +145,8 @@ class HeldResults:
                     _try(otherwise, result.key.decode())
 
     def _watch(self) -> None:
+        if self._watching.is_set():
+            return
         self._watching.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="held-results", daemon=True)
@@ -148,7 +156,7 @@ class HeldResults:
         idle, seen = 0, -1
         while self._watching.wait():
             time.sleep(HELD)
-            with self._lock:
+            with self._mutex:
                 holds = self._held or self._ended
                 idle = 0 if holds else idle + 1
                 lasts, seen = holds and self._turn == seen, self._turn
@@ -161,10 +169,25 @@ class HeldResults:
         # In a child after a fork, the results are the parent's, and there is no thread.
         self._held, self._ended = [], []
         self._more = False
-        self._ends = 0  # the thread in which a task ends
-        self._lock = threading.RLock()
+        self._here = threading.local()  # `ends`: a task ends in this thread, and may be held
+        self._lock, self._mutex = threading.RLock(), threading.Lock()
         self._watching = threading.Event()
         self._thread = None
+
+
+class ThreadsResults(HeldResults):
+    """Those of the tasks that run in threads beside the loop, which writes them.
+
+    A task that is alone in the worker has its result written at once.
+    """
+
+    _tells = False
+
+    def begin(self, more: bool, tells: bool = False) -> None:
+        self._tells = tells
+
+    def _may_hold(self) -> bool:
+        return not self._tells and len(state.reserved_requests) > 1
 
 
 def _try(otherwise: Callable[[], object], name: str) -> None:

@@ -34,6 +34,7 @@ from celery import bootsteps, current_app
 from celery.concurrency.asynpool import AsynPool, Worker
 from celery.worker.request import Request
 
+from appserver.held_results import HeldResults
 from appserver.private_parts import PrivateParts
 from appserver.task_stream import TURN, hold_results
 
@@ -202,7 +203,8 @@ class Ends:
 
     def __init__(self, queue: Any, descriptor: int):
         self._queue, self._descriptor = queue, descriptor
-        self._held = hold_results(current_app._get_current_object(), self._tell)
+        app = current_app._get_current_object()
+        self._held = hold_results(app, HeldResults, self._tell)
         self._began, self._quick, self._runs = 0.0, False, False
 
     def begin(self, quick: bool) -> None:

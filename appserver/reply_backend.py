@@ -87,7 +87,7 @@ class ReplyMixin(_Backend):
                 otherwise = partial(self._store, store, task_id, result, state, False, held=True)
                 if connection.held.hold_reply(reply, otherwise):
                     return result
-        replied = final and connection.publish_all([reply])
+        replied = final and connection.publish(reply)
         if (replied or not final) and not must:
             return result
         return self._store(store, task_id, result, state, replied)

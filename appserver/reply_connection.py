@@ -26,6 +26,7 @@ from kombu.exceptions import OperationalError
 
 from appserver.frozen_nodes import ASK, Node, begin_elsewhere, node_of
 from appserver.held_results import HeldResults, Reply
+from appserver.together import Together
 
 WRITE_TIMEOUT = 2.0  # seconds; a reply that takes longer is stored instead
 RETRY_AFTER = 1.0  # seconds until the next attempt after the broker could not be reached
@@ -74,11 +75,17 @@ class ReplyConnection:
     def __init__(self, app: Any):
         self._app = app
         self._link = self._socket = None
+        self._together = Together[Reply](lambda some: [self.publish_all(some)] * len(some))
         self._forget()
         for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
             ending.connect(self.close)
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
+
+    def publish(self, reply: Reply) -> bool:
+        """Write a reply, with those of other threads; tell whether it was written."""
+        written: bool = self._together.write(reply)
+        return written
 
     def publish_all(self, replies: Sequence[Reply]) -> bool:
         """Write all replies in one write, or none, within about `WRITE_TIMEOUT`; tell which.

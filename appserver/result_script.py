@@ -27,6 +27,7 @@ from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
     MovedError,
+    NoScriptError,
     ReadOnlyError,
     RedisError,
 )
@@ -35,6 +36,7 @@ from appserver.held_results import Stored
 from appserver.lost_results import store_or_count
 from appserver.private_parts import PrivateParts
 from appserver.reply_connection import reply_connection
+from appserver.together import Together
 
 if TYPE_CHECKING:
     from redis.commands.core import Script
@@ -137,31 +139,36 @@ class ResultScript(_RedisBackend):
             held.flush()
 
     def _set(self, key: bytes, value: str | bytes, expires: int | None = None) -> None:
-        seconds = self.expires if expires is None else expires
-        try:
-            self._run_script(key, value, seconds or 0)
-        except RedisError as exc:
+        seconds = (self.expires if expires is None else expires) or 0
+        exc = self._together.write(Stored(key, value, seconds))
+        if exc is None:
+            return
+        if not isinstance(exc, NoScriptError):
             if not (isinstance(exc, _ELSEWHERE) or _elsewhere(str(exc))):
-                raise
+                raise exc
             # Other threads find out by themselves on the connections that they use.
             self.client.connection_pool.disconnect(inuse_connections=False)
-            self._run_script(key, value, seconds or 0)
-
-    def _run_script(self, key: bytes, value: str | bytes, seconds: int) -> None:
         self._script(keys=[key], args=[value, seconds], client=self.client)
 
     def store_all(self, results: Sequence[Stored]) -> list[bool]:
         """Store results in one round trip; tell for each whether that was done."""
+        return [error is None for error in self._store_all(results)]
+
+    def _store_all(self, results: Sequence[Stored]) -> list[Exception | None]:
         pipeline = self.client.pipeline(transaction=False)
         for key, value, seconds in results:
             pipeline.evalsha(_SHA, 1, key, value, seconds)
         try:
             answers = pipeline.execute(raise_on_error=False)
         except (RedisError, OSError) as exc:
-            log.warning("%d results are stored one by one: %s", len(results), exc)
-            return [False] * len(results)
-        # The script is not there yet, for example: each is stored by itself, which loads it.
-        return [not isinstance(answer, RedisError) for answer in answers]
+            if len(results) > 1:
+                log.warning("%d results are stored one by one: %s", len(results), exc)
+            return [exc] * len(results)
+        return [answer if isinstance(answer, RedisError) else None for answer in answers]
+
+    @cached_property
+    def _together(self) -> Together[Stored]:
+        return Together(self._store_all)
 
     @cached_property
     def _script(self) -> Script:

@@ -5,7 +5,8 @@ acknowledgement is a write of its own. Here one read takes everything that the b
 one write acknowledges what the tasks of one turn of the loop have ended. A message of a known task
 is found in what was read by its offsets; all else is passed on to py-amqp, frame by frame.
 
-Pools without kombu's loop (gevent, eventlet) and other brokers than AMQP's work as in Celery.
+With gevent and eventlet, which have no such loop, greenlets do this. Other brokers than AMQP's work
+as in Celery.
 docs/decisions/0057-the-workers-connection.md has the figures.
 """
 
@@ -15,12 +16,13 @@ import logging
 import os
 import socket
 import ssl
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from json import JSONDecoder
 from struct import Struct, unpack_from
-from time import monotonic
 from typing import Any
 
 import amqp
@@ -31,7 +33,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 from kombu.utils.json import object_hook
 
-from appserver.held_results import HeldResults
+from appserver.held_results import HeldResults, ThreadsResults
 from appserver.private_parts import PrivateParts
 from appserver.properties import decode_properties
 from appserver.reply_connection import reply_connection
@@ -83,10 +85,15 @@ class TaskStream:
         self._ended: deque[int] = deque()
         #: Whether a flush follows in any case, so that nobody has to schedule one.
         self._flush_follows = False
-        self._continues = False
+        #: What was received is not yet handled. Steps of the consumer may have read more.
+        self._continues = True
         #: The names of the tasks that took less than a turn when they were received last.
         self._quick: set[str] = set()
-        hub.add_reader(self._transport.sock, self._on_readable)
+
+    def register(self) -> None:
+        """Let kombu's loop tell when something can be read."""
+        self._hub.add_reader(self._transport.sock, self._on_readable)
+        self._hub.call_soon(self._handle_all)
 
     def acknowledge(self, tag: int) -> None:
         """Acknowledge a message at the end of the loop's turn; any thread may call this."""
@@ -103,44 +110,59 @@ class TaskStream:
         if self._continues:
             return
         try:
-            received = self._receive()
+            self._receive()
         except (BlockingIOError, TimeoutError):
             return
+        self._handle_all()
+
+    def _handle_all(self) -> None:
+        # Where the connection is lost, what was received comes again on the next one.
+        self._continues = self._transport.connected and self._handle()
+        if self._continues:
+            self._hub.call_soon(self._handle_all)
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Read and handle what comes within so many seconds, where no loop tells that it has.
+
+        None: wait for ever. Raises TimeoutError, OSError.
+        """
+        if not self._continues:
+            try:
+                self._receive(timeout)
+            except BlockingIOError as exc:
+                raise TimeoutError from exc
+        self._continues = self._handle()
+        time.sleep(0)  # other greenlets have their turn, also where there is always more
+
+    def _receive(self, timeout: float | None = 0) -> None:
+        """Read what has come. Raises OSError; BlockingIOError or TimeoutError: it is nothing."""
+        try:
+            if self._tls or timeout != 0:
+                with self._transport.having_timeout(timeout) as sock:
+                    received: bytes = sock.recv(READ)
+            else:
+                received = self._transport.sock.recv(READ, socket.MSG_DONTWAIT)
+            if not received:
+                raise ConnectionResetError("the broker closed the connection")
+        except (BlockingIOError, TimeoutError):
+            raise
         except OSError:
             self._transport.connected = False
             raise
         self._connection.bytes_recv += 1  # otherwise the broker's heartbeats seem to be missed
         self._transport._read_buffer += received
-        self._handle()
 
-    def _receive(self) -> bytes:
-        """Return what has come. Raises OSError; BlockingIOError or TimeoutError: it is nothing."""
-        if self._tls:
-            with self._transport.having_timeout(0) as sock:
-                received: bytes = sock.recv(READ)
-        else:
-            received = self._transport.sock.recv(READ, socket.MSG_DONTWAIT)
-        if not received:
-            raise ConnectionResetError("the broker closed the connection")
-        return received
-
-    def _handle(self) -> None:
-        """Handle what was received until the turn is over; the loop calls it again for the rest."""
-        end = monotonic() + TURN
+    def _handle(self) -> bool:
+        """Handle what was received until the turn is over; tell whether there may be more."""
+        end = time.monotonic() + TURN
         self._flush_follows = True
         try:
             while self._handle_next():
-                if monotonic() > end:
-                    self._continues = True
-                    self._hub.call_soon(self._handle_rest)
-                    break
+                if time.monotonic() > end:
+                    return True
         finally:
             self.flush()
-
-    def _handle_rest(self) -> None:
-        self._continues = False
-        if self._transport.connected:  # else what was received comes again on the next connection
-            self._handle()
+        return False
 
     def _handle_next(self) -> bool:
         """Handle one message, or one frame; tell whether there was one that is complete."""
@@ -201,27 +223,25 @@ class TaskStream:
             self._flush_follows = True
         if self._results:
             more = bool(self._transport._read_buffer)
-            self._results.begin(more and not _tells(consumer.event_dispatcher))
-        begin = monotonic()
+            self._results.begin(more, _tells(consumer.event_dispatcher))
+        begin = time.monotonic()
         try:
             strategy(message, None, message.acknowledge, message.refuse, consumer.on_task_message)
         except (InvalidTaskError, ContentDisallowed) as exc:
             consumer.on_invalid_task(None, message, exc)
         except DecodeError as exc:
             consumer.on_decode_error(message, exc)
-        if monotonic() - begin < TURN:
+        if time.monotonic() - begin < TURN:
             self._quick.add(name)
         else:
             self._quick.discard(name)
 
     def flush(self) -> None:
         """Write all results that are held, then all acknowledgements. Raises OSError."""
-        if self._results:
-            self._results.flush()
         self._flush_follows = False  # first: what is appended from now on schedules another one
-        tags = []
-        while self._ended:
-            tags.append(self._ended.popleft())
+        tags = [self._ended.popleft() for _ in range(len(self._ended))]
+        if self._results:
+            self._results.flush()  # after the tags were taken: a thread may have held more
         if not tags:
             return
         if not (self._transport.connected and self._channel.is_open):
@@ -235,18 +255,24 @@ class TaskStream:
 
 
 def _held_results(consumer: Any) -> HeldResults | None:
-    """Return what holds the results of the pool `solo`, which is the same on each connection."""
-    if not isinstance(consumer.pool, TaskPool):
+    """Return what holds the results of the pool, which is the same on each connection."""
+    if isinstance(consumer.pool, TaskPool):
+        kind = HeldResults
+    elif consumer.pool.is_green or type(consumer.pool).__module__ == "celery.concurrency.thread":
+        kind = ThreadsResults
+    else:
         return None
     held = reply_connection(consumer.app).held
-    return hold_results(consumer.app) if held is None else held
+    return hold_results(consumer.app, kind) if held is None else held
 
 
-def hold_results(app: Any, tell: Callable[[Sequence[Any]], object] | None = None) -> HeldResults:
+def hold_results(
+    app: Any, kind: type[HeldResults], tell: Callable[[Sequence[Any]], object] | None = None
+) -> HeldResults:
     """Have the results of the app's tasks held; `tell` as in `HeldResults`."""
     connection, backend = reply_connection(app), app.backend
     store_all = backend.store_all if isinstance(backend, ResultScript) else None
-    connection.held = HeldResults(connection.publish_all, store_all, tell)
+    connection.held = kind(connection.publish_all, store_all, tell)
     return connection.held
 
 
@@ -350,11 +376,49 @@ class Stream(bootsteps.StartStopStep):
     """Read the connection of the worker's queues by `TaskStream`, each time there is a new one."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
+    _greenlet: Greenlet | None = None
 
     def include_if(self, parent: Any) -> bool:
         wanted = os.environ.get(SWITCH, "1").lower() not in ("0", "false", "f", "no", "n", "off")
         return wanted and _PARTS.there
 
+    def start(self, parent: Any) -> None:
+        connection = parent.connection
+        if parent.hub is None and parent.pool.is_green and _is_amqp(connection):
+            if self._greenlet is None:
+                self._greenlet = Greenlet()
+            parent.stream = TaskStream(parent, self._greenlet)
+            connection.drain_events = parent.stream.drain
+
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        if isinstance(parent.connection.connection, amqp.Connection):
+        if _is_amqp(parent.connection):
             parent.stream = TaskStream(parent, hub)
+            parent.stream.register()
+
+
+def _is_amqp(connection: Any) -> bool:
+    return isinstance(connection.connection, amqp.Connection)
+
+
+class Greenlet:
+    """A greenlet that calls what is due, as kombu's loop does for other pools."""
+
+    def __init__(self) -> None:
+        self._due: deque[Callable[[], object]] = deque()
+        self._is_due = threading.Event()
+        threading.Thread(target=self._run, name="task-stream", daemon=True).start()
+
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
+        self._due.append(partial(call, *args))
+        self._is_due.set()
+
+    def _run(self) -> None:
+        while self._is_due.wait():
+            self._is_due.clear()
+            while self._due:
+                try:
+                    self._due.popleft()()
+                except OSError as exc:  # whoever reads the connection finds out as well
+                    log.info("Messages could not be acknowledged: %s", exc)
+                except Exception:
+                    log.exception("A message could not be acknowledged")

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 from celery import signals, states
 from celery.app.task import Context
+from celery.worker import state
 
 from appserver import held_results
-from appserver.held_results import LONG, HeldResults, Reply, Stored
+from appserver.held_results import LONG, HeldResults, Reply, Stored, ThreadsResults
 from appserver.reply_connection import reply_connection
 
 REPLY = Reply("gateway.reply.1", "1", b"{}")
@@ -133,6 +134,34 @@ def test_a_fork_holds_nothing_of_its_parents():
     assert os.waitpid(child, 0)[1] == 0
     held.flush()
     assert connection.writes == [["1"]]
+
+
+def test_the_end_of_a_task_is_told_after_its_result_was_written():
+    connection = Connection()
+    held = HeldResults(connection.publish_all, None, lambda ends: connection.writes.append(ends))
+    held.begin(more=True)
+    hold(held.hold_reply, REPLY, forbidden)
+    held.hold_end("end")
+    held.flush()
+    held.hold_end("another")
+    held.flush()
+    assert connection.writes == [["1"], ["end"], ["another"]]
+
+
+def test_threads_hold_results_where_the_worker_has_other_tasks(monkeypatch):
+    requests = [Reply("", "", b""), Reply("", "", b"")]
+    monkeypatch.setattr(state, "reserved_requests", requests)
+    held = ThreadsResults((connection := Connection()).publish_all, None)
+    held.begin(more=False)
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(lambda _: hold(held.hold_reply, REPLY, forbidden), range(2)))
+    held.flush()
+    assert connection.writes == [["1", "1"]]
+    requests.pop()  # alone
+    assert not hold(held.hold_reply, REPLY, forbidden)
+    requests.append(REPLY)
+    held.begin(more=True, tells=True)  # whoever gets the event may look for the result
+    assert not hold(held.hold_reply, REPLY, forbidden)
 
 
 @pytest.fixture

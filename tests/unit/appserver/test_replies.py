@@ -78,7 +78,7 @@ def test_states_on_the_way_are_neither_replied_nor_stored(celery, state):
 def test_of_a_result_that_no_message_can_have_the_size_is_replied(celery, monkeypatch):
     monkeypatch.setattr("appserver.reply_backend.MAX_REPLY", 1_000)
     sent, app = [], celery(backend=STORELESS)
-    app.reply_connection = Bunch(held=None, publish_all=sent.extend)
+    app.reply_connection = Bunch(held=None, publish=lambda reply: sent.append(reply) or True)
     for result in ("x", "x" * 2_000):
         app.backend.store_result("1", result, states.SUCCESS, request=request(other=1))
 

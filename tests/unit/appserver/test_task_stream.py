@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import threading
+from contextlib import nullcontext
 from struct import unpack_from
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -20,9 +24,10 @@ from pika.frame import Body, Header, Heartbeat, Method
 
 from appserver import task_stream
 from appserver.properties import decode_properties
-from appserver.task_stream import SWITCH, Stream, TaskStream
+from appserver.task_stream import SWITCH, Greenlet, Stream, TaskStream
 
 CHANNEL = 1
+SECONDS = 60.0
 
 
 def deliver(tag: int, body: bytes = b"[]", consumer: str = "tasks", **properties) -> bytes:
@@ -60,6 +65,7 @@ class Worker:
         self.handled, self.frames, self.invalid = [], [], []
         self.tasks, self.hub, write = Tasks(), Hub(), sock.sendall
         self.transport = SimpleNamespace(sock=sock, write=write, connected=True, _read_buffer=b"")
+        self.transport.having_timeout = lambda seconds: nullcontext(sock)
         self.amqp = SimpleNamespace(
             transport=self.transport, bytes_recv=0, bytes_sent=0, frame_max=frame_max,
             on_inbound_frame=self.frames.append,
@@ -69,12 +75,14 @@ class Worker:
             connection=SimpleNamespace(connection=self.amqp),
             strategies={"t": self.begin},
             restart_count=0,
-            pool=None,
+            pool=SimpleNamespace(is_green=False),
             on_task_message=(),
             on_invalid_task=lambda _, message, exc: self.invalid.append(exc),
             on_decode_error=lambda message, exc: self.invalid.append(exc),
         )
         self.stream = TaskStream(self.consumer, self.hub)
+        self.stream.register()
+        self.soon()
 
     def begin(self, message, body, acknowledge, refuse, callbacks):
         assert message.payload is message.payload  # decoded once
@@ -360,3 +368,35 @@ def test_headers_that_are_no_text_are_bytes_as_in_amqp():
     table = b"\x04nameS\0\0\0\x02\xff\xfe"
     encoded = b"\x20\0" + len(table).to_bytes(4, "big") + table
     assert decode_properties(encoded, 0) == {"application_headers": {"name": b"\xff\xfe"}}
+
+
+def test_greenlets_read_and_acknowledge_without_a_loop(start):
+    worker = start()
+    done = threading.Event()
+    greenlet = Greenlet()
+    worker.stream = TaskStream(worker.consumer, greenlet)
+    worker.stream.drain(SECONDS)  # of what the consumer's steps have read
+    with pytest.raises(TimeoutError):
+        worker.stream.drain(0)
+    worker.broker.sendall(deliver(1) + deliver(2)[:10])
+    worker.stream.drain(SECONDS)
+    worker.broker.sendall(deliver(2)[10:])
+    worker.stream.drain(SECONDS)
+    assert worker.handled == [(1, []), (2, [])]
+    assert worker.acknowledged() == [1, 2]
+    worker.stream.acknowledge(3)  # by a task's greenlet, at any time
+    greenlet.call_soon(done.set)
+    assert done.wait(SECONDS)
+    assert worker.acknowledged() == [3]
+
+
+def test_the_greenlet_survives_a_lost_connection(start, caplog):
+    worker, done, greenlet = start(), threading.Event(), Greenlet()
+    worker.stream = TaskStream(worker.consumer, greenlet)
+    worker.transport.write = Mock(side_effect=ConnectionResetError("reset"))
+    caplog.set_level(logging.INFO)
+    worker.stream.acknowledge(1)
+    greenlet.call_soon(Mock(side_effect=KeyError("a fault")))
+    greenlet.call_soon(done.set)
+    assert done.wait(SECONDS)
+    assert [record.levelname for record in caplog.records] == ["INFO", "ERROR"]
