@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import secrets
+import select
+from collections.abc import Sequence
 from struct import unpack_from
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import pika
@@ -27,8 +29,9 @@ DIRECT = "amq.rabbitmq.reply-to"
 SIZE = 250  # bytes of the body that a task is given
 WARM_UP = 1_000  # tasks before those that are measured
 _RECEIVE = 262_144  # bytes
+_LEAD = 0.05  # seconds before the first task is due
 _METHOD, _BODY = 1, 3  # kinds of frames
-_DELIVER = (60, 60)  # class basic, method deliver
+_DELIVER, _ACK = (60, 60), (60, 80)  # class basic, methods deliver and ack
 
 _NUMBER = "##########"  # stands where a task's number comes
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
@@ -47,7 +50,8 @@ class Requester:
     """Publishes echo tasks and receives their replies, on one channel of one connection.
 
     Replies come to an exclusive queue or, where `direct`, without any queue. Messages are
-    transient and not confirmed. `timeout` is how many seconds the broker may be silent.
+    mandatory, transient and confirmed, as the gateway's. `timeout` is how many seconds the broker
+    may be silent.
     """
 
     def __init__(self, url: str, *, timeout: float = 30, direct: bool = False):
@@ -59,8 +63,10 @@ class Requester:
         if not direct:
             channel.queue_declare(self._reply_to, exclusive=True, auto_delete=True)
         channel.basic_consume(self._reply_to, no_ack=True)
+        channel.confirm_select()
         self._socket = self._link.connection.transport.sock
         self._socket.settimeout(timeout)
+        self._patience = timeout
         self._buffer = bytearray()
         self._next = 0
         #: What all task ids begin with.
@@ -86,7 +92,7 @@ class Requester:
         task_id = self.prefix + _NUMBER
         payload = call(self._body(_NUMBER))
         properties = task_properties(task_id, self._reply_to if reply else None, ignore_result)
-        publish = pika.spec.Basic.Publish(exchange="", routing_key="celery")
+        publish = pika.spec.Basic.Publish(exchange="", routing_key="celery", mandatory=True)
         frames = (
             Method(self._channel, publish),
             Header(self._channel, len(payload), properties),
@@ -118,8 +124,10 @@ class Requester:
                 break
             if kind == _BODY:
                 bodies.append(bytes(buffer[at + 7 : end - 1]))
-            elif kind == _METHOD and unpack_from(">HH", buffer, at + 7) != _DELIVER:
-                raise BrokerError(f"not a delivery: {bytes(buffer[at + 7 : end])!r}")
+            elif kind == _METHOD and unpack_from(">HH", buffer, at + 7) not in (_DELIVER, _ACK):
+                raise BrokerError(
+                    f"neither a delivery nor a confirm: {bytes(buffer[at + 7 : end])!r}"
+                )
             at = end
         del buffer[:at]
         return bodies
@@ -147,37 +155,87 @@ class Requester:
 
         Returns what `wrk.run` does. What has no answer when the broker falls silent is missing.
         """
-        template = self.template()
+        trips = _Trips(self)
         begin = monotonic()
         most = requests if requests is not None else 1 << 40
-        waiting = dict.fromkeys(self.publish(template, min(window, most)), begin)
-        left = most - len(waiting)
-        latencies: list[float] = []
-        wrong = 0
-        while waiting:
+        left = most - trips.begin(min(window, most), begin)
+        while trips.waiting:
             try:
-                replies = self.receive()
+                ended = trips.end(self.receive())
             except TimeoutError:
                 break
-            now = monotonic()
-            for reply in replies:
-                number = self.number(reply)
-                since = None if number is None else waiting.pop(number, None)
-                if number is None or since is None or not self.answers(number, reply):
-                    wrong += 1
-                if since is not None:
-                    latencies.append(now - since)
-            if seconds and now - begin >= seconds:
+            if seconds and monotonic() - begin >= seconds:
                 left = 0
-            if more := min(len(replies), left):
-                left -= more
-                waiting.update(dict.fromkeys(self.publish(template, more), monotonic()))
+            if more := min(ended, left):
+                left -= trips.begin(more, monotonic())
+        return trips.found(monotonic() - begin)
+
+    def at_rate(self, rate: float, seconds: float) -> dict[str, Any]:
+        """Publish `rate` tasks a second, whatever the replies do.
+
+        Returns what `openloop.Client.send` does: latencies count from when a task was due.
+        """
+        trips, late = _Trips(self), list[float]()
+        total, sent = max(1, round(rate * seconds)), 0
+        cpu, begin = process_time(), monotonic() + _LEAD
+        heard = begin
+        while sent < total or trips.waiting:
+            now = monotonic()
+            while sent < total and begin + sent / rate <= now:
+                late.append(now - (begin + sent / rate))
+                sent += trips.begin(1, begin + sent / rate)
+            pause = begin + sent / rate - now if sent < total else self._patience
+            if select.select([self._socket], (), (), max(0.0, pause))[0]:
+                trips.end(self.receive())
+                heard = monotonic()
+            elif monotonic() - heard >= self._patience:
+                break
+        took = monotonic() - begin
+        return trips.found(max(took, seconds)) | {
+            "schedule": {
+                "rate": round(rate, 1),
+                "sent": round(rate * sent / total / max(1.0, late[-1] / seconds + 1), 1),
+                "late_ms": latency(late),
+                "connections": 1,
+                "client_cpu_us": round((process_time() - cpu) * 1e6 / total, 1),
+            }
+        }
+
+
+class _Trips:
+    """Tasks that a requester has published: since when they wait, and how they have ended."""
+
+    def __init__(self, requester: Requester):
+        self._requester, self._template = requester, requester.template()
+        self.waiting: dict[int, float] = {}
+        self._latencies: list[float] = []
+        self._wrong = 0
+
+    def begin(self, count: int, since: float) -> int:
+        """Publish `count` tasks that wait `since` then; return `count`."""
+        self.waiting.update(dict.fromkeys(self._requester.publish(self._template, count), since))
+        return count
+
+    def end(self, replies: Sequence[bytes]) -> int:
+        """End those that are replied; return how many replies there are."""
+        now = monotonic()
+        for reply in replies:
+            number = self._requester.number(reply)
+            since = None if number is None else self.waiting.pop(number, None)
+            if number is None or since is None or not self._requester.answers(number, reply):
+                self._wrong += 1
+            if since is not None:
+                self._latencies.append(now - since)
+        return len(replies)
+
+    def found(self, seconds: float) -> dict[str, Any]:
+        """Return what `wrk.run` does."""
         return {
-            "requests": len(latencies),
-            "seconds": monotonic() - begin,
-            "wrong_answers": wrong,
-            "errors": {**dict.fromkeys(KINDS, 0), "missing": len(waiting)},
-            "latency_ms": latency(latencies),
+            "requests": len(self._latencies),
+            "seconds": seconds,
+            "wrong_answers": self._wrong,
+            "errors": {**dict.fromkeys(KINDS, 0), "missing": len(self.waiting)},
+            "latency_ms": latency(self._latencies),
         }
 
 

@@ -1,24 +1,29 @@
 """Latencies at constant rates: what senders see who do not wait for each other.
 
-Tornado alone is asked for the same rates, for what they cost it.
+Tornado alone is asked for the same rates, for what they cost it; a client without HTTP too, for
+what of the latencies is the worker's, the broker's and this machine's.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from statistics import median
+from typing import Any
 
 from gateway.stack import StackError
 from loadtest import table
-from loadtest.bench import Bench
+from loadtest.amqp import Requester
+from loadtest.bench import Bench, Front
 from loadtest.experiments.cost import ALONE
-from loadtest.load import closed, constant, see_that_schedules_were_kept
+from loadtest.load import AROUND, Load, closed, constant, see_that_schedules_were_kept, take
 from loadtest.report import Report
 from loadtest.stack import Stack
+from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Target, figures, ratios
+from loadtest.targets import Bounds, Target, figures, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 6}
@@ -27,7 +32,16 @@ SHARES = {"30 %": 0.3, "60 %": 0.6, "80 %": 0.8}
 CEILING = "ceiling"
 #: What the 99th percentile at the second may be of that at the first.
 LOW, HIGH = "30 %", "60 %"
-_CPU, _P99 = ("cpu_us_per_request", "gateway"), ("latency_ms", "p99")
+_CPU = "cpu_us_per_request", "gateway"
+_P99 = "latency_ms", "p99"
+#: What a percentile may be of that of the client without HTTP, at most.
+BARE = "amqp"
+BOUNDS: dict[tuple[str, str], Bounds] = {
+    ("p99", LOW): {"at_most": 1.5, "aim": 1.2},
+    ("p99", HIGH): {"at_most": 2, "aim": 1.2},
+    ("p999", LOW): {"at_most": 2},
+    ("p999", HIGH): {"at_most": 3},
+}
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
@@ -61,12 +75,16 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             )
             for name in options.strategies
         ]
-        alone = [
-            constant(bench, rate(name, share), options.duration, _of(case, name))
+        shares = [
+            (_of(case, name), rate(name, share))
             for name in options.strategies
             for case, share in SHARES.items()
         ]
+        alone = [constant(bench, rate, options.duration, case) for case, rate in shares]
         trials.append(Trial("tornado", partial(bench.alone, ALONE), alone))
+        bare = [_bare(bench, rate, options.duration, case) for case, rate in shares]
+        worker = Front("", dict(bench.servers))
+        trials.append(Trial(BARE, lambda: nullcontext(worker), bare, checked=False))
         alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:
@@ -75,6 +93,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             report.judge(Target(f"p99 at {case}, {name}", values, " ms"))
         values = ratios(report.rows, _P99, (name, HIGH), (name, LOW))
         report.judge(Target(f"p99 at {HIGH} / at {LOW}, {name}", values, at_most=5, aim=2))
+        for (percentile, case), bounds in BOUNDS.items():
+            path = "latency_ms", percentile
+            values = ratios(report.rows, path, (name, case), (BARE, _of(case, name)))
+            report.judge(Target(f"{percentile} at {case}, {name} / {BARE}", values, **bounds))
         for case in SHARES:
             values = ratios(report.rows, _CPU, (name, case), ("tornado", _of(case, name)))
             report.judge(Target(f"gateway CPU at {case}, {name} / Tornado", values))
@@ -97,9 +119,26 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "ceilings measured so far. Latencies count from when a request was due, not from when it "
         "was sent; late: how long after it was due the client sent it, in ms. tornado: a "
         f"RequestHandler that answers {ALONE * 1e3:g} ms later, without any relay, at the same "
-        "rates.",
+        f"rates. {BARE}: the same tasks at the same rates without HTTP, with confirms.",
     ]
     return report
+
+
+def _bare(bench: Bench, rate: Callable[[], float], seconds: float, case: str) -> Load:
+    def measure(front: Front) -> Row:
+        a_second = rate()
+        with Requester(bench.broker.url) as requester:
+            requester.warm_up(64)
+            found = dict[str, Any]()
+
+            def send() -> dict[str, Any]:
+                found.update(requester.at_rate(a_second, seconds))
+                return found
+
+            row = take(bench, front, 1, send)
+        return {**row, "schedule": found["schedule"]}
+
+    return Load(case, seconds + AROUND, measure)
 
 
 def _of(case: str, name: str) -> str:

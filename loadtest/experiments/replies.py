@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 values = ratios(report.rows, path, *((way, case) for way in WAYS))
                 report.judge(Target(f"{what}, {' / '.join(WAYS)}, {case}", values))
     report.remarks = [
-        "Tasks are published by a client without HTTP, transient and unconfirmed, and answered "
+        "Tasks are published by a client without HTTP, transient and confirmed, and answered "
         "by appserver workers with a solo pool.",
     ]
     return report

@@ -11,6 +11,7 @@ from loadtest.bench import Bench, Front
 from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
+from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
@@ -18,6 +19,8 @@ DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
 SUPERVISED = "supervised solo"
 #: Pool and its size: processes, threads, greenlets; workers of the pool `solo` under a supervisor.
 POOLS = {"solo": 1, SUPERVISED: 2, "prefork": 2, "threads": 8, "gevent": 64}
+#: The pool whose rate another one is to come near to, with as many processes.
+NEAR = {"prefork": SUPERVISED, "threads": "solo", "gevent": "solo"}
 
 
 def run(options: argparse.Namespace, stack: Stack) -> Report:
@@ -37,12 +40,23 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         Trial(
             name,
             partial(start, name, pool),
-            [closed(bench, n, options.duration, options.threads, case=f"{pool}:{size}, {n} conns")],
+            [closed(bench, n, options.duration, options.threads, case=_case(pool, n))],
         )
         for n in options.connections
         for name in options.strategies
-        for pool, size in POOLS.items()
+        for pool in POOLS
     ]
     alternate(trials, options, report)
+    for n in options.connections:
+        for name in options.strategies:
+            for pool, other in NEAR.items():
+                of, over = _case(pool, n), _case(other, n)
+                values = ratios(report.rows, ("rps",), (name, of), (name, over))
+                what = f"req/s, {name}, {of} / {over}"
+                report.judge(Target(what, values, at_least=0.8, aim=0.95))
     report.remarks = ["Echo tasks: what a pool costs, and not what it is good for."]
     return report
+
+
+def _case(pool: str, connections: int) -> str:
+    return f"{pool}:{POOLS[pool]}, {connections} conns"

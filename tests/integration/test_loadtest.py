@@ -84,13 +84,13 @@ BRIEFLY = {
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
     "waiting": (f"{HERE} redis --connections 40 --task sleep:2", "redis tornado", 2),
     "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
-    "openloop": (f"{HERE} redis --connections 8", "redis tornado", 1),
+    "openloop": (f"{HERE} redis --connections 8", "redis tornado amqp", 5),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
     "soak": (f"{HERE} redis --connections 8", "redis", 7),
     "capacity": (f"{HERE} pika", "pika", 15),
     "fair": (f"{HERE} redis --requests 100 --task sleep:0.02", "redis", 2),
     "separate": (f"{HERE} redis --task sleep:0.02", "redis", 1),
-    "worker-pools": (f"{HERE} redis --connections 8", "redis", 0),
+    "worker-pools": (f"{HERE} redis --connections 8", "redis", 1),
     "replies": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "fronts": (f"{HERE} pika --connections 8", "pika", 0),
     "consumers": (
@@ -323,6 +323,7 @@ def test_experiment_measures_judges_and_shows(servers, tmp_path, monkeypatch, na
     monkeypatch.setattr(soak, "SAMPLES", 2)
     monkeypatch.setattr(soak, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(worker_pools, "POOLS", {"solo": 1, "threads": 2})
+    monkeypatch.setattr(worker_pools, "NEAR", {"threads": "solo"})
     monkeypatch.setattr(broker_memory, "KINDS", {"exchange": 1.0})
     monkeypatch.setattr(bindings, "BINDS", 10)
     monkeypatch.setattr(drivers, "C_LIBRARY", tmp_path)
