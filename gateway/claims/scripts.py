@@ -96,7 +96,6 @@ end
 
 # Restores a claim that Redis has lost in a restart. Arguments: task, digest
 _RESTORE = """
-local lost = state == 'R' and redis.call('EXISTS', KEYS[2]) == 0
 if lost then
     task, digest = ARGV[1], ARGV[2]
     if first == 0 then
@@ -108,6 +107,7 @@ end
 # Arguments: task, digest, life (ms), how long a result is kept (ms), channel
 CONFIRM = (
     _READ
+    + "local lost = state == 'R' and redis.call('EXISTS', KEYS[2]) == 0"
     + _RESTORE
     + """
 if lost or (state == 'P' and task == ARGV[1]) then
@@ -120,13 +120,17 @@ end
 )
 
 # Arguments: task, digest, window (ms), answer, channel
+#
+# A message that came twice may have failed first: as in Celery's results, a success is final.
 FINISH = (
     _READ
+    + "local lost = state == 'R'"
     + _RESTORE
     + """
-if lost or (state ~= 'R' and state ~= 'D' and task == ARGV[1]) then
+if lost or (state ~= 'D' and task == ARGV[1]) then
     state, rest = 'D', ARGV[4]
     write(tonumber(ARGV[3]))
+    redis.call('DEL', KEYS[2])
     redis.call('PUBLISH', ARGV[5], 'done')
 end
 """

@@ -226,7 +226,10 @@ def _take(state: State, done: Operation, now: Moment) -> Iterator[State]:
 
 
 def _write(state: State, done: Operation, now: Moment, attached: bool) -> Iterator[State]:
-    """Confirm or finish; a claim that Redis has lost is restored, unless its task has failed."""
+    """Confirm or finish a claim; one that is free was lost, or its task has failed before.
+
+    Then only what follows a success counts.
+    """
     given = done.given
     if done.name == FINISH:
         new = {"name": DONE, "answer": given["answer"], "forgotten": _after(now, given["life"])}
@@ -236,6 +239,10 @@ def _write(state: State, done: Operation, now: Moment, attached: bool) -> Iterat
             new["forgotten"] = _after(now, given["life"])
     if state.name == FREE:
         lost = state._replace(**new, task=given["task"], digest=given["digest"])
+        if done.name == FINISH:
+            others = tuple(one for one in state.failed if one[0] != given["task"])
+            yield lost._replace(failed=others)
+            return
         for failed in _remembered(state, given["task"], now):
             yield state if failed else lost
     else:

@@ -348,6 +348,12 @@ MUTANTS = [
     ),
     _m("a failed claim kept", "claims/scripts", "    free(ARGV[4])\n", ""),
     _m(
+        "a success after a failure that does not count",
+        "claims/scripts",
+        "local lost = state == 'R'\"\n    + _RESTORE\n    + \"\"\"\nif lost or (state ~= 'D'",
+        "local lost = false\"\n    + _RESTORE\n    + \"\"\"\nif lost or (state ~= 'D'",
+    ),
+    _m(
         "a cycle of references that keeps a body",
         "pending_task",
         "        self._changed = None\n        self.ended = True\n",

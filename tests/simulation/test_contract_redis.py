@@ -603,6 +603,15 @@ def test_a_claim_whose_task_fails_is_free(claim):
     assert claim.take(OTHER)[:3] == (b"mine", OTHER, 3)
 
 
+def test_a_success_after_a_failure_is_final(claim):
+    claim.take(TASK)
+    claim.fail()
+    claim.finish(b"answer")
+    assert claim.take(OTHER)[:2] == (b"D", TASK)
+    claim.fail()
+    assert claim.take(OTHER)[0] == b"D"
+
+
 def test_a_claim_that_is_lost_is_restored(claim):
     claim.confirm()
     assert claim.take(OTHER)[:2] == (b"C", TASK)

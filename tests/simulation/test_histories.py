@@ -94,6 +94,13 @@ RIGHT = {
         state(3, 4, A, FREE, failed=True),
         take(4, 5, B, MINE),
     ],
+    "a success after a failure is final": [
+        take(0, 1, A, MINE),
+        write(FAIL, 1, 2, A),
+        write(FINISH, 2, 3, A),
+        state(3, 4, A, DONE),
+        take(4, 5, B, DONE, task=A, answer=b"it"),
+    ],
     "a confirm restores what is lost": [write(CONFIRM, 0, 1, A), state(1, 2, A, CONFIRMED)],
     "a result expires": [
         take(0, 1, A, MINE),
