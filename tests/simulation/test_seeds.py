@@ -24,7 +24,7 @@ FOUND = {
     ("redis", 5010053): "what became of a late answer was given up before others decide it",
     ("pika", 18): "what had to be sent late was not written after Redis was back",
     ("redis", 7300108): "a delivery whose sender left before its claim stayed accepted",
-    ("redis", 5041107): "a message that came twice failed and succeeded, and its delivery ran again",
+    ("redis", 5041107): "a message that came twice failed, then succeeded, and ran again",
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("redis", 2000144): "a subscription stayed with a former primary",
     ("redis", 2000446): "the same",
