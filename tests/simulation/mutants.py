@@ -380,8 +380,8 @@ MUTANTS = [
     _m(
         "an end of another task",
         "claims/scripts",
-        "if lost or (state ~= 'R' and state ~= 'D' and task == ARGV[1]) then\n    state, rest",
-        "if lost or (state ~= 'R' and state ~= 'D') then\n    state, rest",
+        "if lost or (state ~= 'D' and task == ARGV[1]) then\n    state, rest",
+        "if lost or state ~= 'D' then\n    state, rest",
     ),
     _m(
         "a lease that lapses too early",
@@ -392,8 +392,8 @@ MUTANTS = [
     _w(
         "acknowledged before what is held is written",
         "task_stream",
-        "        if self._results:\n            self._results.flush()\n        self._flush_follows",
-        "        self._flush_follows",
+        "self._results.flush()  # after the tags",
+        "pass  # after the tags",
     ),
     _w("nothing written before a slow task", "task_stream", "if name not in self._quick:", "if 0:"),
     _w(
@@ -405,8 +405,8 @@ MUTANTS = [
     _w(
         "a message acknowledged twice",
         "task_stream",
-        "tags.append(self._ended.popleft())",
-        "tags += [self._ended.popleft()] * 2",
+        "tags = [self._ended.popleft() for _ in range(len(self._ended))]",
+        "tags = [self._ended.popleft() for _ in range(len(self._ended))] * 2",
     ),
     _w(
         "only one acknowledgement of a turn",
