@@ -35,6 +35,7 @@ run: .venv/run ## run broker, worker and gateway on this machine, nothing to ins
 test: install ## install missing servers, then lint and run the quick tests (ARGS="-k redis")
 	tests/install-servers.sh
 	$(MAKE) check
+	# Without tests marked long, most of tests/integration among them: ARGS="-m long ..." runs these.
 	# Each process loads all tests: half the time where compiled ones may be kept.
 	# A test that fails beside two others, on a machine that is busy with them, is run again alone.
 	# Where the first failure ends the run (-x), the others have not run.
@@ -83,7 +84,7 @@ matrix: ## install and test on Debian 12, 13 and testing, as root (ARGS="debian-
 
 check: install ## lint: style, form, imports, types
 	.venv/bin/ruff check .
-	.venv/bin/ruff format --check --quiet .
+	.venv/bin/ruff format --check --quiet . || { echo 'Run .venv/bin/ruff format.'; exit 1; }
 	.venv/bin/lint-imports --no-logo
 	.venv/bin/mypy
 
