@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
+from gateway.config.strategies import STRATEGIES, properties
 from tests.faults.faults import FROZEN, KILLED
 from tests.simulation import promises, records
 from tests.simulation.promises import CALM, GRACE, MAIN, REFUSALS, findings, told
@@ -24,7 +25,7 @@ DESCRIPTORS, MEMORY = 12, 32 * 2**20
 STANDSTILL = 0.3  # seconds for which a machine may hold up what is late all the same
 #: Of these strategies a `broker-unavailable` may also be a connection lost before the confirm,
 #: and does not say so.
-VAGUE = {"blocking", "gevent", "threadpool"}
+VAGUE = {name for name in STRATEGIES if properties(name).publishing}
 
 
 @dataclass(frozen=True)
