@@ -33,7 +33,8 @@ class Strategy(Service, ABC):
       SUCCESS, FAILURE and REVOKED end it.
     - When a task is ended or abandoned, everything that was kept for it is freed, by the
       `PendingTask`'s `on_release`: see `KeepsByTaskId`.
-    - A lost connection is restored automatically.
+    - A lost connection is restored automatically. One to the result store beside that of
+      `results` is given up when that calls its `on_left`.
     - `publisher` is the asynchronous publisher, which `publisher_for` returns; a strategy on
       Celery's client (`CeleryStrategy`) has a `Publisher`. `publish` uses it for routes that
       accept.
