@@ -351,7 +351,7 @@ MUTANTS = [
         "a success after a failure that does not count",
         "claims/scripts",
         "local lost = state == 'R'\"\n    + _RESTORE\n    + \"\"\"\nif lost or (state ~= 'D'",
-        "local lost = false\"\n    + _RESTORE\n    + \"\"\"\nif lost or (state ~= 'D'",
+        'local lost = false"\n    + _RESTORE\n    + """\nif lost or (state ~= \'D\'',
     ),
     _m(
         "a cycle of references that keeps a body",
