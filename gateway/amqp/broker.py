@@ -172,18 +172,21 @@ async def looking(
             channel.close()
 
 
-async def consume_replies(channel: Channel, on_message: Callable[..., None]) -> str:
+async def consume_replies(
+    channel: Channel, on_message: Callable[..., None], tag: str | None = None
+) -> str:
     """Declare a queue for replies, which ends with its connection, and consume it on `channel`.
 
-    If somebody deletes the queue, the channel is closed. Returns the queue's name. Raises pika's
-    AMQPError, with 403 where the account may not do that.
+    If somebody deletes the queue, the channel is closed. `tag` is the consumer's. Returns the
+    queue's name. Raises pika's AMQPError, with 403 where the account may not do that.
     """
     name = f"{REPLY_PREFIX}{secrets.token_hex(8)}"
     await rpc(channel, partial(channel.queue_declare, name, exclusive=True, auto_delete=True))
     # Called if the queue is deleted: every reply would be lost without an error.
-    channel.add_on_cancel_callback(lambda _frame: channel.is_open and channel.close())
-    consume = partial(channel.basic_consume, name, on_message, auto_ack=True, exclusive=True)
-    await rpc(channel, consume)
+    gone = partial(channel.close, reply_text="the queue for replies is gone")
+    channel.add_on_cancel_callback(lambda _frame: channel.is_open and gone())
+    options = {"auto_ack": True, "exclusive": True, "consumer_tag": tag}
+    await rpc(channel, partial(channel.basic_consume, name, on_message, **options))
     return name
 
 

@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
@@ -24,6 +24,7 @@ from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
+from gateway.amqp.frames import Scanner
 from gateway.amqp.pidbox import Revocations
 from gateway.amqp.publishing_channel import Confirms, PublishingChannel
 from gateway.background import happens
@@ -57,17 +58,16 @@ _refused = re.compile(r"ACCESS_REFUSED.* exchange '(.+)' in vhost").search
 class Publisher:
     """Publishes while it is connected, and otherwise refuses immediately.
 
-    `on_channel` is called with each new channel, its scanner and a callback, before anything is
-    published on the channel. So a consumer of replies can begin on the same channel; it calls the
-    callback when it is ready. `on_lost` is called when the connection is lost. `throttling` is
-    shared with the process's other connections.
+    `on_channel` is awaited with each new channel and its scanner, before anything is published on
+    the channel: a consumer of replies can begin on it. `on_lost` is called when the connection is
+    lost. `throttling` is shared with the process's other connections.
     """
 
     def __init__(
         self,
         config: Config,
         metrics: Metrics,
-        on_channel: Callable[..., None] | None = None,
+        on_channel: Callable[[Channel, Scanner], Awaitable[None]] | None = None,
         on_lost: Callable[[], None] | None = None,
         throttling: ReadThrottling | None = None,
     ):
@@ -248,7 +248,7 @@ class Publisher:
             # The scanner reads the confirms, not pika.
             await broker.rpc(channel, partial(channel.confirm_delivery, lambda _: None))
             if self._on_channel is not None:
-                await broker.rpc(channel, partial(self._on_channel, channel, scanner))
+                await self._on_channel(channel, scanner)
             if not channel.is_open:
                 raise pika.exceptions.ChannelClosed(0, "the channel was closed immediately")
         except BaseException as exc:

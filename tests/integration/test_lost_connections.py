@@ -189,13 +189,16 @@ async def test_a_reply_queue_that_comes_too_late_is_not_consumed(rabbitmq: Rabbi
     channel = await broker.open_channel(connection)
     scanner = connection.scan(channel.channel_number, lambda *_: None)
     strategy = PikaRPC(Config(strategy="pika", broker_url=rabbitmq.url), metrics, "prefix")
-    strategy._consume(channel, scanner, lambda: None)
+    consuming = asyncio.create_task(strategy._consume(channel, scanner))
+    await asyncio.sleep(0)
     connection.close()
 
     # when the queue is there before the end of the connection,
     await closed
 
-    # then nothing has failed.
+    # then only what opens the connection hears of it.
+    with pytest.raises(pika.exceptions.AMQPError):
+        await consuming
     assert errors == []
 
 
