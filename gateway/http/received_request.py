@@ -200,8 +200,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         headers = {} if self._start is _NO_START else self._headers
         about = (method, path, "", headers, b"", remote, self.arrived, time())
         request = Request(*about, whole=False)
-        self._shared.relay.keep(request, delivery, error, seconds)
-        kept = self._shared.relay.redacted(request)
+        kept = self._shared.relay.keep(request, delivery, error, seconds)
         path, remote = kept.path, kept.remote
         # No route and no task are known.
         text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.amqp.publisher import Publisher
@@ -17,7 +16,7 @@ from gateway.errors import BadRequest, RequestError, Unverified
 from gateway.failpoints import Failpoint
 from gateway.failures.counting import Failures
 from gateway.journal.entry import IGNORED, REFUSED
-from gateway.journal.refusals import Kept, Refusals
+from gateway.journal.refusals import Kept
 from gateway.journal.writing import Journal
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
@@ -42,10 +41,6 @@ from gateway.sources.reading import read_query
 from gateway.stores.results import Results
 from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, VERIFY
-
-if TYPE_CHECKING:
-    from gateway.late.answers import LateAnswers
-    from gateway.tracing.tracer import Tracer
 
 
 class Relay(Service):
@@ -80,7 +75,18 @@ class Relay(Service):
         self._made = DeliveryInFlight if idempotency is None else ClaimedDelivery
         journal = Journal(config, metrics, results) if config.journal else None
         failures = None if journal is None else Failures(config, journal.store, metrics)
-        tracer = _tracer(config)
+        tracer = None
+        if config.trace_sample is not None:
+            # Only here, as it imports OpenTelemetry.
+            from gateway.tracing.tracer import Tracer
+
+            tracer = Tracer(config)
+        late_answers = None
+        if late and results:
+            # Only here, as it imports an HTTP client.
+            from gateway.late.answers import LateAnswers
+
+            late_answers = LateAnswers(config, metrics, results, journal, tracer, failpoint)
         recorders: list[Recorder] = []
         if journal is not None:
             recorders.append(JournalRecorder(journal))
@@ -105,14 +111,12 @@ class Relay(Service):
             tracer=tracer,
             journal=journal,
             idempotency=idempotency,
-            late=_late_answers(config, metrics, results, journal, tracer, failpoint)
-            if late and results
-            else None,
+            late=late_answers,
             queues=_dynamic_queues(config, metrics, strategy),
         )
         context, keys = self.context, self._routes.fetched_keys
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (tracer, results, idempotency, journal, failures, context.late)
+        own = (tracer, results, idempotency, journal, failures, late_answers)
         services = (*own, strategy, context.queues, context.fairness, *keys)
         self.uses = [service for service in services if service is not None]
 
@@ -136,7 +140,7 @@ class Relay(Service):
         """
         context = self.context
         held = {
-            "requests in flight": self.in_flight,
+            "requests in flight": self.limits.in_flight,
             "bytes": self.limits.bytes,
             "steps": len(context.steps),
             "deadlines": context.deadlines.pending,
@@ -149,10 +153,6 @@ class Relay(Service):
         if context.journal is not None:
             held["bytes of the journal"] = context.journal.bytes
         return held
-
-    @property
-    def in_flight(self) -> int:
-        return self.limits.in_flight
 
     def delivery_id(self) -> str:
         """Return a new delivery id; a refused request has one, too, so that it can be found."""
@@ -186,32 +186,24 @@ class Relay(Service):
             delivery.guarded(self._deliver, delivery)
         return None if in_flight.closed else in_flight
 
-    @property
-    def refusals(self) -> Refusals | None:
-        """What keeps requests without a message, if the journal has room for them."""
-        journal = self.context.journal
-        return None if journal is None else journal.refusals
+    def keep(
+        self, request: Request, delivery_id: str, error: RequestError, seconds: float
+    ) -> Request:
+        """Keep a request that was refused before it was read, if such ones are kept.
 
-    def redacted(self, request: Request) -> Request:
-        """Return a request that was refused before it was read, as it is logged and kept."""
+        Returns it as it is logged and kept.
+        """
+        route, source, kept = "", "", not request.path.startswith(RESULTS)
         with suppress(RequestError):  # no route has this path
             endpoint, params = self._routes.find(request.path)
+            route, source, kept = endpoint.path, endpoint.name, endpoint.journal
             if endpoint.redaction is not None:
-                return endpoint.redaction.of_request(request, params).request(request, True)
-        return request
-
-    def keep(self, request: Request, delivery_id: str, error: RequestError, seconds: float) -> None:
-        """Keep a request that was refused before it was read, if such ones are kept."""
-        route = source = ""
-        with suppress(RequestError):  # no route has this path
-            endpoint, _ = self._routes.find(request.path)
-            if not endpoint.journal:
-                return
-            route, source = endpoint.path, endpoint.name
-        request = self.redacted(request)
-        if self.refusals is not None and not request.path.startswith(RESULTS):
+                request = endpoint.redaction.of_request(request, params).request(request, True)
+        journal = self.context.journal
+        if kept and journal is not None and journal.refusals is not None:
             about = Kept(delivery_id, REFUSED, route, source)
-            self.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
+            journal.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
+        return request
 
     def _deliver(self, in_flight: DeliveryInFlight) -> None:
         """Verify a delivery, find its route and publish its messages.
@@ -267,20 +259,6 @@ class Relay(Service):
         in_flight.give(in_flight.endpoint.unrouted(verified), reason)
 
 
-def _late_answers(
-    config: Config,
-    metrics: Metrics,
-    results: Results,
-    journal: Journal | None,
-    tracer: Tracer | None,
-    failpoint: Failpoint,
-) -> LateAnswers:
-    # Only here, as it imports an HTTP client.
-    from gateway.late.answers import LateAnswers
-
-    return LateAnswers(config, metrics, results, journal, tracer, failpoint)
-
-
 def _fairness(config: Config, strategy: Strategy) -> Fairness:
     queues = {q for route in config.routes if route.fair_by is not None for q in route.queue_names}
     publisher = strategy.publisher
@@ -295,15 +273,6 @@ def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> Dyn
     publisher = strategy.publisher
     assert isinstance(publisher, Publisher)  # `cross_checks` refuses other brokers
     return DynamicQueues(config, metrics, publisher)
-
-
-def _tracer(config: Config) -> Tracer | None:
-    if config.trace_sample is None:
-        return None
-    # Only here, as it imports OpenTelemetry.
-    from gateway.tracing.tracer import Tracer
-
-    return Tracer(config)
 
 
 def _delivery(in_flight: DeliveryInFlight, params: dict[str, str], verified: Verified) -> Delivery:

@@ -221,7 +221,7 @@ async def test_request_that_cannot_be_taken_is_told_why_and_never_published(serv
     assert (answer.status, answer.type) == (status, KINDS[status])
     assert "task_id" not in answer.problem
     assert gateway.strategy.sent.empty()
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 @pytest.mark.parametrize(

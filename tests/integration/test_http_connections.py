@@ -113,7 +113,7 @@ async def test_answer_without_a_result_is_504_at_the_deadline(serve):
         pending.settle(echo(pending.message))
         assert (await connection.ask(request(target="/no"))).status == 404
     assert await gateway.strategy.freed.get() is pending
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 async def test_without_a_confirm_it_is_503(serve):
@@ -132,7 +132,7 @@ async def test_result_before_its_confirm_is_the_answer(serve):
         pending.confirm()
         pending.fail(Rejected())
         assert (await connection.answer()).body == b"first"
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 async def test_refused_message_is_503_with_its_own_type(serve):
@@ -152,7 +152,7 @@ async def test_strategy_that_cannot_take_it_is_503_at_once(serve):
     answer = await gateway.ask(request(b"x"))
     assert (answer.status, answer.type) == (503, "broker-blocked")
     assert answer.problem["delivery_id"] and "task_id" not in answer.problem
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 async def test_request_beyond_the_limit_is_503_and_room_is_used_again(serve):
@@ -176,14 +176,14 @@ async def test_client_that_leaves_frees_its_waiter(serve, end):
     gateway = serve(None)
     connection = await gateway.open()
     pending = await gateway.begin(connection)
-    assert gateway.relay.in_flight == 1
+    assert gateway.relay.limits.in_flight == 1
 
     getattr(connection.writer.transport, end)()
 
     assert await gateway.strategy.freed.get() is pending
     pending.settle(Outcome(SUCCESS, "late"))  # told to nobody
     await gateway.until_closed()
-    assert gateway.relay.in_flight == gateway.metrics.get("gateway_in_flight") == 0
+    assert gateway.relay.limits.in_flight == gateway.metrics.get("gateway_in_flight") == 0
     assert gateway.metrics.get("gateway_clients_gone_total") == 1
 
 
@@ -203,7 +203,7 @@ async def test_client_that_leaves_is_noticed_though_it_has_sent_much_at_once(ser
     # when the client leaves, then nothing waits for the result any more.
     connection.writer.transport.abort()
     assert await gateway.strategy.freed.get() is pending
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 async def test_request_whose_client_has_left_is_not_relayed(serve):
@@ -219,7 +219,7 @@ async def test_request_whose_client_has_left_is_not_relayed(serve):
         streams[0].abort()
         assert await connection.reader.read() == b""
     # then nothing is published for which nobody waits.
-    assert gateway.server.connections == gateway.relay.in_flight == 0
+    assert gateway.server.connections == gateway.relay.limits.in_flight == 0
     assert gateway.strategy.sent.empty()
 
 
@@ -373,7 +373,7 @@ async def test_what_outlives_the_grace_period_is_cut_off(serve):
         await gateway.begin(connection)
         await gateway.server.drain(0.1)
         assert await connection.at_end()
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 # Too slow -----------------------------------------------------------------------------------

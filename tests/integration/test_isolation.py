@@ -53,7 +53,7 @@ def check(caplog, told: Answer, others: list[Answer], gateway: Gateway, path: st
     assert (record.levelno, record.getMessage()) == (logging.ERROR, LOG.format(path))
     assert record.exc_info[0] is ZeroDivisionError
     assert gateway.metrics.get("gateway_broker_connections_total") == 1
-    assert gateway.relay.in_flight == 0
+    assert gateway.relay.limits.in_flight == 0
 
 
 def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(

@@ -161,11 +161,13 @@ def test_what_no_route_takes_is_not_kept_where_there_is_no_room(ignore, kept, jo
 
 def test_of_one_event_only_some_are_kept_and_none_of_another_is_lost(relaying, kept):
     made = relaying(routes=[{"path": "/{shop}", "when": {"header:x": "y"}}], journal=1_000)
-    refusals = made.relay.refusals
-    assert refusals is not None
+    journal = made.relay.context.journal
+    assert journal is not None and journal.refusals is not None
     request = Request("POST", "/a", "", {}, b"", "192.0.2.1", monotonic(), 0.0)
     for event in ["often"] * 100 + ["seldom"]:
-        refusals.write(request, Kept("id", IGNORED, "/{shop}", "", event), 204, 0.0, "no route")
+        journal.refusals.write(
+            request, Kept("id", IGNORED, "/{shop}", "", event), 204, 0.0, "no route"
+        )
     events = [json.loads(each.about)["delivery"]["event"] for each in kept]
     assert events == ["often"] * SENDER[0] + ["seldom"]
 
