@@ -120,6 +120,20 @@ class Message:
         """Return the protocol's headers."""
         return {**common_headers(self.task, self.options), **self.own_headers()}
 
+    def for_kombu(self) -> dict[str, Any]:
+        """Return the arguments of kombu's `Producer.publish`, but for what the broker has to do."""
+        return {
+            "body": self.body,
+            "exchange": self.options.exchange,
+            "routing_key": self.queue,
+            "content_type": CONTENT_TYPE,
+            "content_encoding": CONTENT_ENCODING,
+            "headers": self.headers(),
+            "correlation_id": self.task_id,
+            "priority": self.priority or 0,
+            "retry": False,
+        }
+
     def own_headers(self) -> dict[str, Any]:
         """Return the headers that are different for each message of one task."""
         expires = self.expires

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
-from gateway import celery_message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.config.urls import redis_tls, without_options
@@ -86,18 +85,7 @@ class KombuPublisher:
         pending.sent = monotonic()
         connection = self._producer.connection
         try:
-            self._producer.publish(
-                pending.message.body,
-                exchange=pending.message.options.exchange,
-                routing_key=pending.message.queue,
-                content_type=celery_message.CONTENT_TYPE,
-                content_encoding=celery_message.CONTENT_ENCODING,
-                headers=pending.message.headers(),
-                correlation_id=pending.message.task_id,
-                priority=pending.message.priority or 0,
-                delivery_mode=2,
-                retry=False,
-            )
+            self._producer.publish(**pending.message.for_kombu(), delivery_mode=2)
         except Exception as exc:
             if not isinstance(exc, connection.connection_errors + connection.channel_errors):
                 log.exception("a message could not be published")  # the pool would drop it

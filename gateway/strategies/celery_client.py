@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import select
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, LifoQueue
 from typing import Any
 
@@ -20,7 +20,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from gateway import celery_message
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
@@ -30,6 +29,7 @@ from gateway.errors import (
     BrokerUnavailable,
     NotConfirmed,
     Rejected,
+    RequestError,
     ResultsLost,
     ResultsUnavailable,
     Unroutable,
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 3  # seconds for TCP, TLS and AMQP together
 RESULT_TIMEOUT = 3  # seconds for one command to the result store
+_ERRORS = (RedisError, OSError, RuntimeError)  # of the result store
 
 
 def broker_tls(config: Config) -> dict[str, Any] | None:
@@ -129,10 +130,8 @@ class CeleryClient:
 
         Raises `ResultsUnavailable`.
         """
-        try:
+        with failing_as(ResultsUnavailable):
             self.app.backend.on_task_call(None, task_id)
-        except (RedisError, OSError, RuntimeError) as exc:
-            raise ResultsUnavailable from exc
         return _Result(task_id, app=self.app)
 
     def publish(self, message: Message, deadline: float) -> None:
@@ -158,25 +157,19 @@ class CeleryClient:
         Raises `ResultsLost` where the result store fails meanwhile.
         """
         try:
-            return self._read(lambda: _get(result, deadline))
+            with failing_as(ResultsLost):
+                # A result is read after a timeout, too: its message may have been missed.
+                with suppress(celery.exceptions.TimeoutError):
+                    result.get(timeout=max(deadline - monotonic(), 0), propagate=False)
+                return outcome_of(result)
         finally:
             self.forget(result)
-
-    def read_stored(self, result: AsyncResult) -> Outcome | None:
-        """Return the stored outcome, if any; raises `ResultsLost` where the store fails."""
-        return self._read(lambda: outcome_of(result))
-
-    def _read(self, read: Callable[[], Outcome | None]) -> Outcome | None:
-        try:
-            return read()
-        except (RedisError, OSError, RuntimeError) as exc:
-            raise ResultsLost from exc
 
     def forget(self, result: AsyncResult) -> None:
         """Unsubscribe from a result; a stored result stays in the store."""
         try:
             self.app.backend.remove_pending_result(result)
-        except (RedisError, OSError, RuntimeError) as exc:
+        except _ERRORS as exc:
             # A lost connection has ended the subscription already.
             log.info("cannot unsubscribe: %s", exc)
         # It contains the result itself. Such a reference cycle would keep the value in memory until
@@ -207,11 +200,13 @@ class CeleryClient:
         self.app.close()
 
 
-def _get(result: AsyncResult, deadline: float) -> Outcome | None:
-    # The result is read even after a timeout: it may be stored although its message was missed.
-    with suppress(celery.exceptions.TimeoutError):
-        result.get(timeout=max(deadline - monotonic(), 0), propagate=False)
-    return outcome_of(result)
+@contextmanager
+def failing_as(error: type[RequestError]) -> Iterator[None]:
+    """Raise `error` where the result store fails."""
+    try:
+        yield
+    except _ERRORS as exc:
+        raise error from exc
 
 
 def outcome_of(result: AsyncResult) -> Outcome | None:
@@ -238,17 +233,9 @@ class _Wire:
             if self._producer is None:
                 self._producer = Producer(connection, auto_declare=False, on_return=self._on_return)
             self._producer.publish(
-                message.body,
-                exchange=message.options.exchange,
-                routing_key=message.queue,
-                content_type=celery_message.CONTENT_TYPE,
-                content_encoding=celery_message.CONTENT_ENCODING,
-                headers=message.headers(),
-                correlation_id=message.task_id,
-                priority=message.priority or 0,
+                **message.for_kombu(),
                 delivery_mode=2 if message.persistent else 1,
                 mandatory=True,
-                retry=False,
                 confirm_timeout=confirm_timeout,
             )
         except MessageNacked as exc:

@@ -15,7 +15,6 @@ import gevent
 from celery.result import AsyncResult
 from gevent.lock import Semaphore
 from gevent.queue import SimpleQueue
-from redis.exceptions import RedisError
 
 from gateway.celery_message import Message
 from gateway.clock import monotonic
@@ -25,7 +24,7 @@ from gateway.errors import RequestError, ResultsLost, ResultsUnavailable, Unavai
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.strategies.celery_base import CeleryStrategy
-from gateway.strategies.celery_client import outcome_of
+from gateway.strategies.celery_client import failing_as, outcome_of
 
 # The log is written by a greenlet: where nobody reads it, that must not stop the process.
 INFO = StrategyInfo(
@@ -99,11 +98,9 @@ class GeventDrainer(CeleryStrategy):
             self._client.forget(result)
             return None
         self._waiting[pending] = result
-        try:
+        with failing_as(ResultsUnavailable):
             self._start_drainer()
             result.then(partial(self._on_result, pending))
-        except (RedisError, OSError, RuntimeError) as exc:
-            raise ResultsUnavailable from exc
         return result
 
     def _start_drainer(self) -> None:
@@ -117,7 +114,8 @@ class GeventDrainer(CeleryStrategy):
         """Subscribe again to the result of a task that is already published."""
         assert self._loop is not None
         result = self._subscribe(pending)
-        outcome = result and self._client.read_stored(result)
+        with failing_as(ResultsLost):
+            outcome = result and outcome_of(result)
         if outcome:
             self._client.forget(result)
             self._loop.call_soon_threadsafe(pending.settle, outcome)

@@ -54,8 +54,8 @@ MUTANTS = [
     _m(
         "an old reply queue kept",
         "strategies/pika_strategy",
-        'self._reply_to = f"{REPLY_PREFIX}',
-        'self._reply_to = self._reply_to or f"{REPLY_PREFIX}',
+        "self._reply_to = await broker",
+        "self._reply_to = self._reply_to or await broker",
     ),
     _m(
         "lost replies not told",
