@@ -11,6 +11,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
+from gateway.clock import monotonic
 from gateway.errors import GatewayError
 
 log = logging.getLogger(__name__)
@@ -139,11 +140,20 @@ async def happens(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-def when_done(future: asyncio.Future[Any], then: Callable[[], object], seconds: float) -> None:
-    """Call `then` when `future` has ended, or after `seconds`; immediately if it has."""
+#: Seconds after the confirm, or after the deadline, by which an acceptance is answered, whether
+#: what is to be written before is, or not: less than the half second that is promised.
+LATEST = 0.4
+
+
+def when_done(future: asyncio.Future[Any], then: Callable[[], object], deadline: float) -> None:
+    """Call `then` when `future` has ended, or after `LATEST`; immediately if it has.
+
+    That is from now on, or from `deadline` (monotonic) on where it has passed.
+    """
     if future.done():
         then()
         return
+    late = max(monotonic() - deadline, 0.0)
     # Emptied at the end: the future may end later, and would keep what `then` refers to until then.
     waiting = [then]
 
@@ -152,7 +162,7 @@ def when_done(future: asyncio.Future[Any], then: Callable[[], object], seconds: 
             timer.cancel()
             waiting.pop()()
 
-    timer = asyncio.get_running_loop().call_later(seconds, end)
+    timer = asyncio.get_running_loop().call_later(LATEST - late, end)
     future.add_done_callback(end)
 
 

@@ -38,10 +38,6 @@ from gateway.stores.results import Results
 
 log = logging.getLogger(__name__)
 
-#: Seconds after the confirm, or after the deadline, by which an acceptance is answered, whether it
-#: is written or not: less than the half second that is promised.
-LATEST = 0.4
-
 #: Seconds for which answered deliveries gather.
 GATHER = 0.005
 #: The most deliveries that are written together, and the bytes from which on no more are added:
@@ -143,16 +139,14 @@ class Journal:
     def when_written(
         self, written: Future[bool], then: Callable[[], None], deadline: float
     ) -> None:
-        """Call `then` when `written`, which is from `begin`, has ended, or after `LATEST`.
+        """Call `then` as `background.when_done` does, with what `begin` has returned.
 
-        That is from now on, or from `deadline` (monotonic) on where it has passed. Immediately
-        where the journal has failed lately.
+        Immediately where the journal has failed lately.
         """
         if self._error:
             then()
         else:
-            late = max(monotonic() - deadline, 0.0)
-            background.when_done(written, then, LATEST - late)
+            background.when_done(written, then, deadline)
 
     async def settle(self, delivery_id: str, task_id: str, end: End) -> None:
         """Write what became of a delivery's task, or of its late answer; raises `GatewayError`."""

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds by which an acceptance is answered, whether its record is written or not.
-LATEST = 0.4
 _PAUSE = 0.5  # seconds between two looks for records whose time has come
 #: Late answers that a process sends to one host at once, and those of one host that it holds then:
 #: further ones stay in Redis, and their results are not read.
@@ -128,8 +126,8 @@ class LateAnswers:
     ) -> None:
         """Write a record, then `give` the answer without a result, which tells whether it was.
 
-        `age` is the time since the first try, in seconds. `give` is called by `LATEST` from now, or
-        from `deadline` (monotonic) on where that has passed.
+        `age` is the time since the first try, in seconds. `give` is called as
+        `background.when_done` says.
         """
         assert route.late is not None
         path, key = _key(route)
@@ -148,9 +146,8 @@ class LateAnswers:
             return
         make = partial(Record, task_id, delivery.id, path, key, values, delivery.traceparent)
         kept = self._begun.run(self._keep(make, sender.window(values, age)))
-        late = max(monotonic() - deadline, 0.0)
         then = partial(self._give, kept, give, path, delivery.id, task_id)
-        background.when_done(kept, then, LATEST - late)
+        background.when_done(kept, then, deadline)
 
     def yields(self, task_id: str, deadline: float, give: Callable[[bool], object]) -> None:
         """Call `give` with whether the task's result was sent late, so that a try does not get it.
@@ -164,8 +161,7 @@ class LateAnswers:
                 log.warning("Redis does not say whether the result of task %s was sent", task_id)
             give(found.done() and found.result())
 
-        late = max(monotonic() - deadline, 0.0)
-        background.when_done(found, then, LATEST - late)
+        background.when_done(found, then, deadline)
 
     async def _keep(self, make: Callable[..., Record], seconds: float) -> Found | None:
         """Write a new record, whose sender takes it for `seconds`; None: another try has one."""

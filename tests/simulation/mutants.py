@@ -318,7 +318,7 @@ MUTANTS = [
     ),
     _m(
         "an acceptance that waits for the journal",
-        "journal/writing",
+        "background",
         "LATEST = 0.4",
         "LATEST = 4.0",
     ),

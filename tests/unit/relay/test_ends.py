@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gateway import background
 from gateway.answer import Answer
 from gateway.celery_message import Message, TaskIds
 from gateway.claims import scripts
@@ -228,7 +229,7 @@ class Harness:
         assert self.tasks.sent.empty()
 
     async def later(self) -> None:
-        await asyncio.sleep(writing.LATEST if self.context.journal else 0)
+        await asyncio.sleep(background.LATEST if self.context.journal else 0)
 
     def post(self, path: str = "/", late: float = 0.0, method: str = "POST") -> InFlight | None:
         """Send a request whose header came `late` seconds ago."""
@@ -310,7 +311,7 @@ async def accepted_while_the_journal_is_away(h: Harness) -> None:
     await turns()
     h.tasks.confirm()
     before = len(kept())
-    await asyncio.sleep(2 * writing.LATEST)
+    await asyncio.sleep(2 * background.LATEST)
     assert not h.context.journal or len(kept()) < before  # the journal has its own copy
 
 
@@ -534,7 +535,7 @@ def kept() -> list[object]:
 async def test_nothing_of_a_request_is_left(uncollected, monkeypatch, end, journal):
     redis, metrics = Redis(), Metrics(routes=[route["path"] for route in ROUTES])
     monkeypatch.setattr(Pipeline, "run", redis.run)
-    monkeypatch.setattr(writing, "LATEST", 0.02)
+    monkeypatch.setattr(background, "LATEST", 0.02)
     # A log record that pytest keeps has an error, and since Python 3.13 all frames that it came by.
     monkeypatch.setattr("logging.Logger.handle", lambda *_: None)
     h = Harness(metrics, redis, journal)
