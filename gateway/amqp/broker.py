@@ -33,7 +33,7 @@ HEARTBEAT = 10
 CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
 QUEUES_PATIENCE = 2  # seconds of that until what the broker says of queues is not waited for
 _NAMED = 5  # queues in a line of the log
-_AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
+AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
 #: Errors of a connection and of opening it; a connector's error is not an AMQPError.
 ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
@@ -190,13 +190,13 @@ async def consume_replies(
     return name
 
 
-async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings]) -> None:
-    """Declare each task's queue that is missing, unless its route says ``declare = false``.
+async def ensure_queues(connection: TurnConnection, queues: dict[str, TaskSettings]) -> None:
+    """Declare those of `queues` that are missing, unless their route says ``declare = false``.
 
     What takes longer than `QUEUES_PATIENCE` goes on beside what follows: one classic queue whose
     node is frozen would hold up all others.
     """
-    room = asyncio.Semaphore(_AT_ONCE)
+    room = asyncio.Semaphore(AT_ONCE)
 
     async def ensure(queue: str, task: TaskSettings) -> None:
         async with room:
@@ -208,11 +208,9 @@ async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings
                 )
             elif await _declare(connection, queue, task.arguments()):
                 log.info("declared the queue %s, which no worker consumes yet", queue)
-        del queues[queue]
+        unknown.remove(queue)
 
-    # A dynamic route knows nothing of its static queue; another route may.
-    ordered = sorted(tasks, key=lambda task: not task.dynamic)
-    queues = {queue: task for task in ordered for queue in task.queue_names}
+    unknown = {*queues}
     ensuring = asyncio.gather(*(ensure(queue, task) for queue, task in queues.items()))
     # It ends with the connection, whose loss is told by others.
     ensuring.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -220,7 +218,7 @@ async def ensure_queues(connection: TurnConnection, tasks: Sequence[TaskSettings
     if ensuring.done():
         ensuring.result()
     else:
-        log.warning("the broker does not tell yet whether these queues exist: %s", _some(queues))
+        log.warning("the broker does not tell yet whether these queues exist: %s", _some(unknown))
 
 
 def _some(queues: Collection[str]) -> str:

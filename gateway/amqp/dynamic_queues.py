@@ -33,8 +33,6 @@ from gateway.pending_task import PendingTask
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 16  # queues that are declared at the same time: each needs a channel
-
 #: Publishes a message, as a strategy's `send` or `publish` does.
 Send = Callable[[Message, float], PendingTask]
 
@@ -50,7 +48,7 @@ class DynamicQueues(Service):
         self._known = KnownQueues(routes, metrics)
         self._consumers = QueueConsumers(publisher, routes, self._known)
         self.uses = (self._consumers,)
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._room = asyncio.Semaphore(broker.AT_ONCE)
 
     async def stop(self) -> None:
         for queue in self._known:

@@ -235,7 +235,7 @@ class Publisher:
             connection.limit_writes(self._config.max_in_flight_bytes)
             connection.add_on_connection_blocked_callback(self._on_blocked)
             connection.add_on_connection_unblocked_callback(self._on_unblocked)
-            await broker.ensure_queues(connection, self._config.tasks)
+            await broker.ensure_queues(connection, self._config.tasks_by_queue)
             self._missing = await broker.missing_exchanges(connection, self._config.tasks)
             for exchange in sorted(self._missing):
                 log.warning("the exchange %s is missing: create it with its bindings", exchange)

@@ -403,6 +403,14 @@ class Config(Model):
         return list(dict.fromkeys(route.path for route in self.routes if route.dynamic))
 
     @property
+    def tasks_by_queue(self) -> dict[str, TaskSettings]:
+        """The queues to which messages may go, each with the task by which it is declared."""
+        # A dynamic route knows nothing of its static queue; another route may.
+        ordered = sorted(self.tasks, key=lambda task: not task.dynamic)
+        found = {queue: task for task in ordered for queue in task.queue_names}
+        return {queue: found[queue] for queue in self.queues}
+
+    @property
     def queues(self) -> list[str]:
         """The queues to which messages may go."""
         return sorted({queue for task in self.tasks for queue in task.queue_names})

@@ -20,7 +20,6 @@ from gateway.similar import similar
 
 #: The option of `gateway check` that deletes a queue.
 DELETE = "--delete-queue"
-_AT_ONCE = 16  # channels at the same time; some brokers allow only few
 #: RabbitMQ's refusal of a declaration: the queue's present value is `none`, or a text with a type.
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for queue .*: received .* but current is "
@@ -64,13 +63,13 @@ async def inspect(connection: TurnConnection, config: Config) -> dict[str, Inspe
 
     Raises one of `broker.ERRORS` where the connection is lost.
     """
-    room = asyncio.Semaphore(_AT_ONCE)
+    room = asyncio.Semaphore(broker.AT_ONCE)
 
     async def one(queue: str, task: TaskSettings) -> Inspected:
         async with room:
             return await _inspect(connection, queue, task)
 
-    tasks = _tasks(config)
+    tasks = config.tasks_by_queue
     inspected = await asyncio.gather(*(one(*each) for each in tasks.items()))
     return dict(zip(tasks, inspected, strict=True))
 
@@ -81,17 +80,9 @@ def grouped(config: Config) -> list[tuple[TaskSettings, list[str]]]:
     All fair queues of a route share one. Each other queue has its own.
     """
     tasks: dict[tuple[str, ...], TaskSettings] = {}
-    for queue, task in _tasks(config).items():
+    for queue, task in config.tasks_by_queue.items():
         tasks[(queue,) if task.fair_by is None else tuple(task.queue_names)] = task
     return [(task, list(names)) for names, task in tasks.items()]
-
-
-def _tasks(config: Config) -> dict[str, TaskSettings]:
-    """Return the routes' queues, each with a task that is sent to it."""
-    # A route knows the arguments of its queues, but not those of a static one beside dynamic ones.
-    ordered = sorted(config.tasks, key=lambda task: not task.dynamic)
-    tasks = {queue: task for task in ordered for queue in task.queue_names}
-    return {queue: tasks[queue] for queue in sorted(tasks)}
 
 
 def judge(

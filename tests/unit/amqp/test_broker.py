@@ -15,7 +15,7 @@ from gateway.amqp.publisher import Publisher
 from gateway.config.settings import Config
 
 
-@pytest.mark.parametrize("count", [1, 5, 3 * broker._AT_ONCE])
+@pytest.mark.parametrize("count", [1, 5, 3 * broker.AT_ONCE])
 async def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
     under_way, most, checked = 0, 0, []
 
@@ -30,12 +30,12 @@ async def test_some_queues_are_checked_at_the_same_time(monkeypatch, count):
 
     monkeypatch.setattr(broker, "_declare", declare)
     queues = [f"queue-{number}" for number in range(count)]
-    routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
+    config = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues])
 
-    await broker.ensure_queues(None, routes)
+    await broker.ensure_queues(None, config.tasks_by_queue)
 
     assert sorted(checked) == sorted(queues)
-    assert most == min(count, broker._AT_ONCE)
+    assert most == min(count, broker.AT_ONCE)
 
 
 async def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, caplog):
@@ -48,9 +48,9 @@ async def test_a_queue_of_which_nothing_is_told_holds_up_no_other(monkeypatch, c
     monkeypatch.setattr(broker, "_declare", declare)
     monkeypatch.setattr(broker, "QUEUES_PATIENCE", 0.01)
     queues = ["quick", *(f"frozen-{number}" for number in range(6))]
-    routes = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues]).routes
+    config = Config(routes=[{"path": f"/{q}", "queue": q} for q in queues])
 
-    await broker.ensure_queues(None, routes)
+    await broker.ensure_queues(None, config.tasks_by_queue)
     answers["frozen-0"].set_result(True)
     answers["frozen-1"].set_exception(pika.exceptions.ConnectionClosed(320, "lost"))
     await asyncio.sleep(0)
