@@ -11,18 +11,21 @@ class Allowance:
     Of many keys those are forgotten that were asked for longest ago.
     """
 
-    def __init__(self, size: int, pause: float):
+    def __init__(self, size: float, pause: float):
         self._size, self._pause = float(size), pause
         self._buckets: dict[object, tuple[float, float]] = {}
 
-    def has(self, key: object, now: float) -> bool:
-        """Fill the bucket of `key` as of `now` (monotonic seconds); tell whether it has a token."""
+    def wait(self, key: object, now: float) -> float:
+        """Fill the bucket of `key` as of `now` (monotonic); return the seconds until a token.
+
+        They are 0 where it has one.
+        """
         tokens, filled = self._buckets.pop(key, (self._size, now))
         tokens = min(self._size, tokens + (now - filled) / self._pause)
         self._buckets[key] = tokens, now
         if len(self._buckets) > _MOST:
             del self._buckets[next(iter(self._buckets))]
-        return tokens >= 1
+        return max(1 - tokens, 0.0) * self._pause
 
     def take(self, key: object) -> None:
         """Take a token of `key`, which has one."""

@@ -105,9 +105,9 @@ class History:
         # The present second is known when it has ended.
         return list(self._rings[name].read(route, time() - 1, group))
 
-    def usual(self, value: Callable[[Slot], float | None], route: str = ALL) -> float | None:
+    def usual(self, value: Callable[[Slot], float | None]) -> float | None:
         """Return what a value was in this hour of earlier days; None: too few are known."""
-        slots, step = self.read("14d", route), RANGES["14d"][0]
+        slots, step = self.read("14d"), RANGES["14d"][0]
         values = []
         for days in range(1, 14):
             end = len(slots) - (days * 86_400 - HOUR // 2) // step

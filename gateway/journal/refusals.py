@@ -78,7 +78,7 @@ class Refusals:
         alike = about.event if about.state == IGNORED else reason.partition(":")[0]
         kind, now = (about.route, about.state, alike), monotonic()
         sender = (*kind, request.remote)
-        if not (self._kinds.has(kind, now) and self._senders.has(sender, now)):
+        if self._kinds.wait(kind, now) or self._senders.wait(sender, now):
             return
         self._kinds.take(kind)
         self._senders.take(sender)

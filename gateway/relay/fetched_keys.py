@@ -1,8 +1,8 @@
 """A sender's public keys: fetched in the background, kept for a while.
 
-Requests name keys before anybody has proven them, so that what they cause is bounded: fetches of
-one source are few, one at a time, and what could not be fetched is not asked for again at once.
-Who asks for many gets a small share of them only. What is known stays known.
+Requests name keys before anybody has proven them, so what they cause is bounded: one source's
+fetches are few, one at a time, and what could not be fetched is not asked for again at once. A
+client that asks for many gets only a small share of them. What is known stays known.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ class KnownKey:
 class FetchedKeys(Service):
     """Knows the public keys of one source; `start` fetches those that every delivery needs."""
 
-    def __init__(self, needed: Iterable[KeyRequest], client: HttpClient | None = None):
+    def __init__(self, needed: Iterable[KeyRequest]):
+        self._needed = list(needed)
         # A company's own keys may be at a private address; nothing in a request chooses the host.
-        self._needed, self._client = list(needed), client or HttpClient(MAX_ANSWER, public=False)
+        self._client = HttpClient(MAX_ANSWER, public=False)
         self._known: dict[str, KnownKey] = {}
         self._waiting: Queue[KeyRequest] = Queue(MAX_WAITING)
         self._all, self._shares = Allowance(BURST, REFILL), Allowance(SHARE, SHARE_REFILL)
@@ -110,7 +111,7 @@ class FetchedKeys(Service):
     def _spend(self, address: str) -> bool:
         """Take a fetch from the share of an address, and from that of all, if both have one."""
         asker, now = _network(address), monotonic()
-        if not (self._shares.has(asker, now) and self._all.has("", now)):
+        if self._shares.wait(asker, now) or self._all.wait("", now):
             return False
         self._shares.take(asker)
         self._all.take("")

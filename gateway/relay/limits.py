@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import Protocol
 
+from gateway.allowance import Allowance
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import Full, TooMany
@@ -40,18 +41,16 @@ class Limits:
 
 
 class SourceLimits:
-    """A token bucket, and a count of deliveries in flight, for one path's source in one process.
+    """The rate of one source, and its deliveries in flight, in one process.
 
-    The bucket holds the deliveries of one second, at least one. Only verified deliveries are
-    counted, so that only the sender itself can exhaust its rate.
+    Only verified deliveries are counted, so that only the sender itself can exhaust its rate.
     """
 
     def __init__(self, options: Options | None):
-        self._rate = options.rate if options else None
+        rate = options.rate if options else None
+        # The deliveries of one second may come at once, at least one.
+        self._rate = Allowance(max(rate, 1.0), 1 / rate) if rate else None
         self._most = options.max_in_flight if options else None
-        self._size = max(self._rate or 1.0, 1.0)
-        self._tokens = self._size
-        self._filled = monotonic()
         self.in_flight = 0
 
     def admit(self) -> None:
@@ -61,14 +60,10 @@ class SourceLimits:
                 f"This source has {self._most} deliveries in flight, which is its limit.",
                 after=_SOON,
             )
-        if self._rate is None:
-            return
-        now = monotonic()
-        self._tokens = min(self._size, self._tokens + (now - self._filled) * self._rate)
-        self._filled = now
-        if self._tokens < 1:
-            raise TooMany(after=math.ceil((1 - self._tokens) / self._rate))
-        self._tokens -= 1
+        if self._rate is not None:
+            if seconds := self._rate.wait("", monotonic()):
+                raise TooMany(after=math.ceil(seconds))
+            self._rate.take("")
 
 
 class Expiring(Protocol):

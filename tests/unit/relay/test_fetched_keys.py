@@ -83,7 +83,8 @@ async def settle() -> None:
 
 @asynccontextmanager
 async def fetching(sender: Sender, *needed: KeyRequest) -> AsyncIterator[FetchedKeys]:
-    keys = FetchedKeys(needed, sender)
+    keys = FetchedKeys(needed)
+    keys._client = sender
     await keys.start()
     await settle()
     try:
