@@ -22,6 +22,12 @@ def similar(given: str, known: Iterable[str]) -> str:
     return best if likeness.get(best, 0) >= _ALIKE else ""
 
 
+def meant(given: object, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint: the name in `known` that is similar to `given`, else `otherwise`, or all."""
+    near = similar(given, known) if isinstance(given, str) else ""
+    return f"did you mean {near}?" if near else otherwise or f"there are {', '.join(known)}"
+
+
 def _likeness(one: str, other: str) -> float:
     whole = SequenceMatcher(None, one, other).ratio()
     mine, theirs = _words(one.lower()), _words(other.lower())

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from gateway.errors import ConfigError, GatewayError
 from gateway.plugins import Plugins, others
-from gateway.similar import similar
+from gateway.similar import meant, similar
 
 #: A command is a module with a docstring, ``options(parser)``, and ``run(arguments)``, which
 #: returns the exit code. Only the module of the command that runs is imported.
@@ -147,8 +147,8 @@ class _Parser(argparse.ArgumentParser):
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:
     """End the process, as no option of the `command` has these names; exit code 2."""
     options = [option for action in command._actions for option in action.option_strings]
-    near = similar(unknown[0].partition("=")[0], options)
-    hint = f"did you mean {near}?" if near else f"`{command.prog} --help` lists what there is"
+    given, lists = unknown[0].partition("=")[0], f"`{command.prog} --help` lists what there is"
+    hint = meant(given, options, lists)
     command.exit(2, f"{command.prog}: unrecognized arguments: {' '.join(unknown)}; {hint}\n")
 
 

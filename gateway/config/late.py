@@ -23,7 +23,7 @@ from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest
 from gateway.model import Model
 from gateway.nesting import walk
-from gateway.similar import similar
+from gateway.similar import meant
 from gateway.sources import places
 from gateway.sources.wechat_message import Message
 
@@ -135,9 +135,7 @@ class Late(Model):
         if not isinstance(like, str):
             return block
         if like and like not in senders():
-            near = similar(like, senders())
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(senders())}"
-            raise ValueError(f"there is no such sender; {hint}")
+            raise ValueError(f"there is no such sender; {meant(like, senders())}")
         own = {**senders().get(like, {}), **block}
         if block.get("token"):  # it is used in place of a fetched one
             own.pop("fetch", None)

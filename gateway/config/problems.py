@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,7 +14,7 @@ from gateway.config.notify import Notify
 from gateway.config.route import Route
 from gateway.config.urls import TLS
 from gateway.model import Model
-from gateway.similar import similar
+from gateway.similar import meant
 
 _NUMBER = "has to be a number, such as 4.5"
 _TEXT, _TABLE = "has to be a text in quotation marks", "has to be a table"
@@ -102,19 +101,13 @@ def member(name: str | int) -> str:
     return f".{name}" if _is_bare(name) else f".{json.dumps(name, ensure_ascii=False)}"
 
 
-def meant(given: Any, known: Iterable[str]) -> str:
-    """Return a hint: the `known` name that is most similar to `given`, or all known names."""
-    near = similar(given, known) if isinstance(given, str) else ""
-    return f"; did you mean {near}?" if near else f"; there are {', '.join(known)}"
-
-
 def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
         tables: dict[str, type[Model]] = {"routes": Route, "tls": TLS, "notify": Notify}
         known = Late if "late" in loc[:-1] else tables.get(str(loc[0]), model)
         names = [field.alias or name for name, field in known.model_fields.items()]
-        hint = meant(loc[-1], names)
+        hint = f"; {meant(loc[-1], names)}"
         if loc == ("route",):
             hint = "; write [[routes]] for each route"
         return f"there is no such setting{hint}"

@@ -17,7 +17,7 @@ from kombu.utils.url import url_to_parts
 from pydantic import model_validator
 
 from gateway.model import File, Model
-from gateway.similar import similar
+from gateway.similar import meant
 
 #: In words what a value has to be, and what tells whether it is.
 _Value = tuple[str, Callable[[str], object]]
@@ -206,17 +206,15 @@ def _check_part(url: str, known: Mapping[str, _Options]) -> None:
 def _problem(name: str, value: str, scheme: str, known: _Options) -> str:
     """Return why an option cannot be used, with the remedy; empty: it can."""
     if name in known:
-        meant, valid = known[name]
-        return "" if valid(value) else f"{name}= has to be {meant}"
+        what, valid = known[name]
+        return "" if valid(value) else f"{name}= has to be {what}"
     if not name.isprintable():
         return f"has an option that is no text; {_ESCAPED}"
     if name in _BEFORE:
         return f"{name}= is not read: write {scheme}://USER:PASSWORD@HOST:PORT/..."
     if name in _SECURE:
         return f"{name}= has no effect on workers in a URL with {scheme}://; {_INSTEAD[scheme]}"
-    near = similar(name, known)
-    hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-    return f"gateway and workers do not both know the option {name}=; {hint}"
+    return f"gateway and workers do not both know the option {name}=; {meant(name, known)}"
 
 
 def options(url: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.errors import PluginError
 from gateway.plugins import OURS, Plugins
-from gateway.similar import similar
+from gateway.similar import meant
 from gateway.sources.base import Options, Source
 
 #: The blocks of the senders that are data, by name.
@@ -62,8 +62,7 @@ def options_class(values: Any) -> type[Options]:
             return find(scheme).options_class
         except PluginError as exc:
             raise ValueError(f"scheme: {exc}") from exc
-    near = similar(scheme, SCHEMES) if isinstance(scheme, str) else ""
-    hint = f"did you mean {near}?" if near else "`gateway senders` lists them"
+    hint = meant(scheme, SCHEMES, "`gateway senders` lists them")
     what = "there is no such scheme" if scheme else "is needed, or signature and the keys beside it"
     raise ValueError(f"scheme: {what}; {hint}")
 

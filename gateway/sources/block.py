@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.model import Model, matching
-from gateway.similar import similar
+from gateway.similar import meant
 from gateway.sources import proofs
 from gateway.sources.base import Sample, listed
 from gateway.sources.places import IN_BODY, Place
@@ -28,9 +28,7 @@ PLACEHOLDER = re.compile(
 def _one_of(names: Collection[str]) -> AfterValidator:
     def check(text: str) -> str:
         if text not in names:
-            near = similar(text, names)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
-            raise ValueError(f"{text[:40]} is not known; {hint}")
+            raise ValueError(f"{text[:40]} is not known; {meant(text, names)}")
         return text
 
     return AfterValidator(check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gateway.errors import ConfigError
-from gateway.similar import similar
+from gateway.similar import meant
 from gateway.sources import BLOCKS, OWN, SCHEMES, described, find, text_of
 from gateway.sources.base import Options
 
@@ -30,8 +30,7 @@ def _shown(name: str) -> str:
     if name in SCHEMES:
         what = "the keys of your own table" if name == OWN else "code"
         raise ConfigError([f"show: {name} is {what}, and no block; {described(name)} describes it"])
-    near = similar(name, SCHEMES)
-    hint = f"did you mean {near}?" if near else "`gateway senders` lists them"
+    hint = meant(name, SCHEMES, "`gateway senders` lists them")
     raise ConfigError([f"show: there is no sender {name or 'without a name'}; {hint}"])
 
 

@@ -18,7 +18,7 @@ from gateway.config.loading import named_variables
 from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.shell import curl
-from gateway.similar import similar
+from gateway.similar import meant
 from gateway.sources import of
 from gateway.sources.base import Draft
 from gateway.stack import Server
@@ -61,8 +61,7 @@ def warnings(config: Config, app: str, worker: Described, path: Path | None) -> 
     """
     lines, tasks = [], list(worker.tasks)
     for task in sorted(config.queues_by_task.keys() - set(tasks)):
-        near = similar(task, tasks)
-        hint = f"did you mean {near}?" if near else f"it has {listed(tasks) or 'none'}"
+        hint = meant(task, tasks, f"it has {listed(tasks) or 'none'}")
         lines.append(
             f"warning: the app {app} has no task {task}, so {_without(task, config)}; {hint}"
         )
