@@ -284,5 +284,5 @@ def _outcome(state: str, result: Any) -> Outcome:
 
 
 def encodable(text: str) -> str:
-    """Return `text` without half surrogates, which JSON may have and UTF-8 has not."""
+    """Return `text` without half surrogates, which JSON can express and UTF-8 cannot."""
     return text.encode(errors="replace").decode()

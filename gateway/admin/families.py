@@ -105,7 +105,7 @@ def expose(collected: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
 
     Returns it with its content type. Only OpenMetrics has exemplars.
     """
-    # The library fails where a version in the header is none.
+    # The library fails at a version in the header that it cannot read.
     encode, content_type = choose_encoder(_OPEN if _OPEN in accept else "")
     return encode(_Collector(collected)), content_type
 

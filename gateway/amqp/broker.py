@@ -93,7 +93,7 @@ async def open_channel(connection: TurnConnection) -> Channel:
     try:
         return await opened
     except asyncio.CancelledError:
-        # Who has stopped waiting cannot close it, and a connection has only so many channels.
+        # The caller, which waits no longer, cannot close it, and channels are limited in number.
         if not (channel.is_closing or channel.is_closed):
             channel.close()
         raise

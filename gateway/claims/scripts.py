@@ -160,7 +160,7 @@ end
 # channel
 #
 # A try that has taken over a lapsed claim does not know whether the earlier publish succeeded: the
-# task id stays the same. So it does where it comes from the identity, and no try is its owner.
+# task id stays the same. It also does where it comes from the identity: no try is its owner.
 RELEASE = (
     _READ
     + _FREE

@@ -57,8 +57,8 @@ _AT_ONCE = 500  # claims that are prolonged before others get their turn
 #: Seconds for which a failed write is repeated, and for which a task's failure is remembered, so
 #: that a late confirm does not restore the claim of a failed task.
 _RETRY_FOR, _REMEMBER = 60.0, 90.0
-#: Seconds after an outage of Redis in which nothing is taken over, as who has a lease could not
-#: renew it, or write its end; and after which it is looked again.
+#: Seconds after an outage of Redis in which nothing is taken over, because nobody could renew a
+#: lease or write its end; and seconds until the next look.
 _RECOVERY, _AGAIN = 2.5, 0.5
 _NAMES = {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 

@@ -65,7 +65,7 @@ class API:
 
     async def changes(self, query: Mapping[str, str]) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield each event's type and data: ``ready`` with the gateway's time is the first."""
-        # Its error has a reason, which a stream's has not.
+        # Its error has a reason, unlike that of a stream.
         await self.get("deliveries", **query, limit=1)
         chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         left = False

@@ -279,8 +279,8 @@ def matcher(conditions: Mapping[str, Sequence[str | int | bool]]) -> Callable[[D
     """Return the function that tells whether each pointer's value is one of those given.
 
     A `*` in a text stands for any characters. What is missing, has over `MAX_LENGTH` characters, or
-    would be in the JSON of a body that is none, matches nothing. The body is only read where all
-    else matches.
+    would be in a body that is not JSON, matches nothing. The body is read only where all else
+    matches.
     """
     checks = [
         (extractor(place), [_test(each) for each in conditions[place]])

@@ -47,7 +47,7 @@ _TYPES = {"str", "int", "bool"}
 _CHECKED_TYPES = ("constrained-", "function-")
 #: pydantic's types of errors that say that a value is of another type.
 _OTHER_TYPES = {"bool_type", "int_type", "string_type"}
-#: pydantic's types of errors about what is no text.
+#: pydantic's types of errors about a value that is not a text.
 _UNQUOTED = {"bool_type", "float_type", "int_type"}
 #: The last part of a place where a table's key is invalid, and not its value.
 _KEY = "[key]"

@@ -42,7 +42,7 @@ _LARGEST = 16 * 1024 * 1024  # bytes of it, unpacked
 
 #: How many labels an answer has, and how many values.
 _SHAPE = len(METRICS[REQUESTS].labels), len(BUCKETS) + 2
-#: As a route, what is none: requests that no route takes, and look-ups of results.
+#: What stands for a route where there is none: for requests that no route takes, and look-ups.
 _NONE = ("", RESULTS)
 
 

@@ -1,4 +1,4 @@
-"""Check the header of a request before its body is read, and find in it who has sent it.
+"""Check a request's header before its body is read, and find the sender's address in it.
 
 https://www.rfc-editor.org/rfc/rfc9112
 """

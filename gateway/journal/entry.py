@@ -225,7 +225,7 @@ def _checked(entry: Entry) -> Entry:
 
 
 def read_json(text: bytes | str) -> Any:
-    """Return what JSON says; a half of a character, which UTF-8 has not, is a question mark."""
+    """Return what JSON says; a half surrogate, which UTF-8 cannot express, is a question mark."""
     data = text.encode(errors="replace") if isinstance(text, str) else text
     found = json.loads(data)
     if b"\\ud" in data.lower():

@@ -126,7 +126,7 @@ async def outcomes(
 ) -> AsyncGenerator[tuple[str, Outcome], None]:
     """Yield the outcomes of the tasks as they are stored, for at most `wait` seconds.
 
-    It has a connection of its own: who may stop early closes it (`contextlib.aclosing`).
+    It has a connection of its own: a caller that may stop early closes it (`contextlib.aclosing`).
     Raises `gateway.errors.GatewayError` where the result store does not answer.
     """
     if not config.results:

@@ -66,8 +66,8 @@ class Refusal(NamedTuple):
     state: str = REFUSED
 
 
-#: How a replay is begun, or what is in its way: one that is being published, one that has not ended
-#: within the time that this takes, or one that has.
+#: How a replay is begun, or what is in its way: another replay, which is being published, was
+#: interrupted (it has not ended within the time that this takes), or has run.
 BEGUN, UNDER_WAY, INTERRUPTED, RUN = "begun", "under way", "interrupted", "run"
 
 

@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which answered deliveries gather.
 GATHER = 0.005
-#: The most deliveries that are written together, and the bytes from which on no more are added:
-#: such a write holds up the store. So many writes are sent again together, too.
+#: The most deliveries that are written together, and the bytes from which on none is added: such
+#: a write holds up the store. The same limits are for writes that are sent again.
 _MOST, _MOST_BYTES = 100, 1 << 20
 #: Bytes of memory that an entry takes beside its own: measured, with the smallest bodies.
 _BESIDE = 1_000

@@ -350,7 +350,7 @@ class LateAnswers:
         return not (known or record.end) and found.now < record.expires
 
     def _looked_at(self, found: Found) -> Record | None:
-        """Return a record as it is where it has ended by now; None: it has not."""
+        """Return a record's new state if it has ended by now; None: it has not."""
         record = found.record
         sender = self._senders.get((record.route, record.key))
         if sender is not None:

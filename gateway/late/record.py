@@ -4,9 +4,9 @@
        ^           |
        +───────────+   it was not taken, or a request that replaces may be sent once more
 
-It is *sending* before the request is sent, until `due`. Who finds it so later knows that a process
-ended in between, and that the sender may have taken the answer. Each change is written only if no
-other process has changed the record meanwhile, so of several processes one sends.
+It is *sending* before the request is sent, until `due`. If it is still *sending* after that, a
+process has ended in between, and the sender may have taken the answer. Each change is written only
+if no other process has changed the record meanwhile, so of several processes one sends.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Record:
         return cls(**found)
 
     def looked_at(self, terms: Terms, now: float) -> Record | None:
-        """Return it as it is where its time is over, or its process has ended; None: neither."""
+        """Return its new state if its time is over, or its process has ended; None: neither."""
         if self.state == SENDING and now >= self.due:
             killed = Verdict(UNKNOWN, "the gateway has ended while it was sending")
             return self.after(killed, terms, now)

@@ -196,7 +196,7 @@ class Sender:
         async with self._fetching:
             if self._token and monotonic() < self._token_until:
                 return self._token
-            # A fetch may take as long as a request, and who waits for several loses its lease.
+            # A fetch may take as long as a request: a wait for several would outlast the lease.
             if self._failed_at > since:
                 raise self._failed.with_traceback(None)
             try:

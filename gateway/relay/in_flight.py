@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 Respond = Callable[[Answer], None]
 T = TypeVar("T")
 
-#: The states of deliveries that are answered with an error: with all others there is no task.
+#: The states of deliveries that are answered with these errors; after all others there is no task.
 _STATES = {502: FAILED, 504: ACCEPTED}
 #: The endpoints of requests for which no route is known, and of GETs of results' URLs.
 _NONE = Endpoint("", "", None, SourceLimits(None), [])
@@ -99,8 +99,8 @@ class InFlight(ABC):
     ``identity`` are set as they become known. ``state`` is the delivery's in the journal, where the
     end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an earlier try has
     published the task, or is about to; ``taken``: the broker had taken that before. ``applied`` is
-    what the answer says in Preference-Applied. ``kept``: the journal may have the request, and
-    ``redacted`` hides the values that nothing that is kept may have; None: there are none.
+    what the answer says in Preference-Applied. ``kept``: the journal may have the request.
+    ``redacted`` hides the values that may not be kept anywhere; None: there are none.
     ``closed``: it is ``answered``, or its sender has disconnected.
 
     At its end it has a ``status`` (0: the sender has disconnected), the ``seconds`` since the

@@ -130,9 +130,9 @@ def _escaped(text: str, body: str) -> str:
 class KeyRequest(NamedTuple):
     """A public key, or a set of them, that is fetched from `url`; `read` raises ValueError.
 
-    `login` is the URL and the form that give an access token to who has the `secret`; the token is
-    written for ``{token}`` in the headers. `asker` is the address of who has sent the request that
-    names the key.
+    `login` is the URL and the form that give an access token in return for the `secret`; the token
+    takes the place of ``{token}`` in the headers. `asker` is the address from which the request
+    came that names the key.
     """
 
     url: str

@@ -202,7 +202,7 @@ class Declared(Source):
             assigned = [f"{k}{block.assign}{v}" if block.assign else v for k, v in items]
             signature = block.separators[0].join(assigned)
         place = block.signature[0]
-        for each in reversed(place.filters):  # undone by who reads the place
+        for each in reversed(place.filters):  # which reading the place undoes
             if each == "base64":
                 signature = b64encode(signature.encode()).decode()
             elif each.startswith("json:"):

@@ -309,7 +309,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def read_token(text: str) -> WebToken:
-    """Take a JSON Web Token apart. Raises `Unverified` for what is none."""
+    """Take a JSON Web Token apart. Raises `Unverified` for any other text."""
     if not text:
         raise SignatureMissing("The token is missing.")
     if len(text) > MAX_TOKEN or not (found := _compact(text)):

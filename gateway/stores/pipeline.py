@@ -61,11 +61,11 @@ def _digest(script: str) -> str:
 class Pipeline(Connection):
     """Sends commands in the order in which they were given; those of one turn of the loop together.
 
-    Where a command has no reply after `patience` seconds, the connection is aborted, so all that
-    were sent on it fail. So it is where the server says that it is not, or no more, the one to use:
-    see `gateway.stores.server`. `probe` is the command that finds that out. `redirect` is called
-    with a command and its error, and returns whether it has sent it to another server. `primary`:
-    of a cluster only a node that takes writes is used.
+    Where a command has no reply after `patience` seconds, the connection is aborted, so all
+    commands that were sent on it fail. The same happens where the server says that it is not, or no
+    longer, the one to use: see `gateway.stores.server`. `probe` is the command that finds that out.
+    `redirect` is called with a command and its error, and returns whether it has sent the command
+    to another server. `primary`: only a cluster's node that takes writes is used.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Pipeline(Connection):
     def send(self, command: Command, *, asking: bool = False) -> None:
         """Send a command that another server has refused; `asking`: before its slot has moved."""
         if asking:
-            # A server that has not got the script yet would forget what was asked before.
+            # A server without the script would forget what was asked before.
             self._scripts.discard(command.words[1])
             asked = self.run("ASKING")
             asked.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
@@ -335,7 +335,7 @@ def _explained(error: str, words: tuple[Arg, ...]) -> str:
 
 
 def _encoded(words: tuple[Arg, ...]) -> tuple[Arg, ...]:
-    """Return a command with what UTF-8 has not as a question mark.
+    """Return a command with a question mark for what UTF-8 cannot express.
 
     An error would end the connection for the commands of all others.
     """

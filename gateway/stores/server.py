@@ -33,7 +33,7 @@ _elsewhere = re.compile(
 
 
 def elsewhere(error: str) -> bool:
-    """Does the text of a server's error say that this is not, or no more, the server to ask?"""
+    """Does a server's error say that this is not, or no longer, the server to ask?"""
     return _elsewhere(error) is not None
 
 

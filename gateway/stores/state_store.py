@@ -44,9 +44,9 @@ def slot(key: Arg) -> int:
 class StateStore:
     """Has the interface of `Pipeline`, which it uses: one, or one for each node with slots.
 
-    Where a command comes to a node that has not its slot (any more, or yet), it is sent on. The
-    nodes are learned anew each second, and when one sends a command on; so a fail-over and a
-    resharding are followed. A node that is away refuses its share only.
+    A command that comes to a node without its slot (any more, or yet) is sent on. The nodes are
+    learned anew each second, and when one sends a command on, so the store follows a fail-over and
+    a resharding. A node that is away refuses only its share.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StateStore:
 
     @property
     def nodes(self) -> dict[Address | None, Pipeline]:
-        """The servers that have keys; the address of a server that is none of a cluster is None."""
+        """The servers that have keys; one that is no node of a cluster has the address None."""
         if self._following is None:
             return {None: self._first}
         return dict(self._nodes.items())

@@ -182,7 +182,7 @@ class Subscription(Connection):
     def _receive(self, reply: list[bytes] | bytes | Exception) -> None:
         if isinstance(reply, Exception):
             self._lose(StoreError(str(reply)))
-        elif isinstance(reply, bytes):  # a PING's reply to who has no subscription
+        elif isinstance(reply, bytes):  # a PING's reply without a subscription
             self._lose(StoreError("the server has forgotten the subscription"))
         elif reply[0] == b"pmessage":
             assert self._on_match is not None  # it has asked for a prefix

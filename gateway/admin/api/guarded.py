@@ -1,4 +1,4 @@
-"""Who may ask the API, what was asked for, and errors as problem details (RFC 9457)."""
+"""Which clients may ask the API, what they ask for, and errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ P = TypeVar("P", bound=Parameters)
 
 
 class Guarded(RequestHandler):
-    """Refuses who may not ask, and answers errors as problem details."""
+    """Refuses clients that may not ask, and answers errors as problem details."""
 
     allowed = "GET"
-    #: Whom a proxy has authenticated; "": who has the token, or nobody has one.
+    #: The user whom a proxy has authenticated; "": a client with the token, or without need of one.
     user = ""
 
     def initialize(self, supervisor: Supervisor) -> None:

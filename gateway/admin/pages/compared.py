@@ -105,7 +105,7 @@ def _fields(entry: Entry, bodies: bool) -> dict[str, str]:
 
 
 def pairs(left: Mapping[str, str], right: Mapping[str, str]) -> list[Row]:
-    """Return what either has, with an empty text where the other one has not."""
+    """Return what either side has, with an empty text where the other side lacks it."""
     names = list(dict.fromkeys([*left, *right]))
     rows = (Row(name, left.get(name, ""), right.get(name, "")) for name in names)
     return [row for row in rows if row.left or row.right]

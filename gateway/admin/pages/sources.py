@@ -124,7 +124,7 @@ class Sources(View):
 
 
 def verdict(reason: str, last: Entry, good: str, begun: Sequence[tuple[float, str]]) -> str:
-    """Say what the refusals for a `reason` mean, the newest of which is `last`; "": no more.
+    """Say what the refusals for a `reason` mean, the newest of which is `last`; "": nothing more.
 
     `good` is when the newest came that was not refused ("": none is known), and `begun` has when
     gateways have started.

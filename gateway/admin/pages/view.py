@@ -133,7 +133,7 @@ def _static(name: str) -> tuple[bytes, str]:
 
 
 def session(token: SecretStr, expires: int) -> str:
-    """Return the cookie of who has sent the `token`; it is valid until `expires` (epoch)."""
+    """Return the cookie of a browser that has sent the `token`, valid until `expires` (epoch)."""
     key = token.get_secret_value().encode()
     return f"{expires}.{hmac.digest(key, b'page %d' % expires, hashlib.sha256).hex()}"
 
@@ -148,7 +148,7 @@ class View(Guarded):
     path: ClassVar[str] = ""
     template: ClassVar[str] = ""
     ranged = False
-    #: What the navigation says of pages; nothing to who may not see them.
+    #: What the navigation says of pages; nothing where the user may not see them.
     marks: Mapping[str, str] = MappingProxyType({})
 
     def initialize(self, shared: Shared) -> None:  # type: ignore[override] # Tornado's way

@@ -17,7 +17,7 @@ _DEFAULT = ("query", "headers", "body")
 class Parameters:
     """The parameters of a task, read from ``(order, /, currency=..., *rest, note, **more)``.
 
-    Raises ValueError or SyntaxError where the text is none.
+    Raises ValueError or SyntaxError for any other text.
     """
 
     def __init__(self, text: str):
