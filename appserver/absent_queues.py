@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class AbsentQueues(bootsteps.StartStopStep):
-    """Consume the queues of `absent` again when they are there, for a consumer that has such."""
+    """Consume a consumer's `absent` queues again when they are there."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -39,7 +39,7 @@ class AbsentQueues(bootsteps.StartStopStep):
 
 
 def leave_out(consumer: Any, error: str) -> None:
-    """Consume the queue no more which the broker's `error` says to be away, if it says so."""
+    """Stop consuming the queue that is away according to the broker's `error`, if one is."""
     if found := _is_away(error):
         log.error("The queue %s is not consumed until its node is back (%s)", found[1], error)
         consumer.app.amqp.queues.deselect(found[1])

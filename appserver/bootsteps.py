@@ -29,12 +29,12 @@ class PromptHub(bootsteps.StartStopStep):
     """Make kombu's loop react without delay to ready callbacks, and to signals.
 
     After each message a callback continues reading, and acknowledgements are callbacks as well.
-    What such a callback schedules is run only after the next poll, for which kombu 5.7 waits until
-    something else happens, up to a second. So long are delayed the third of three messages that
-    arrive in one segment, and acknowledgements that would bring more messages.
+    What such a callback schedules runs only after the next poll, in which kombu 5.7 waits until
+    something else happens, for up to a second. This delays the third of three messages that arrive
+    in one segment, and acknowledgements that would bring more messages.
 
-    A signal interrupts the poll, which Python continues (PEP 475) until the next timer is due. So
-    long, a few seconds, a worker that is told to end goes on.
+    A signal interrupts the poll, but Python continues it (PEP 475) until the next timer is due: a
+    worker that is told to end goes on for a few seconds.
     """
 
     requires = {"celery.worker.components:Hub"}
@@ -86,14 +86,14 @@ def _empty(signals: socket.socket) -> None:
 
 
 class PromptEvents(bootsteps.Step):
-    """Let the worker wait for nothing on the connection of its events.
+    """Keep the worker from waiting on the connection of its events.
 
     Where the loop is not kombu's, as with gevent and eventlet, Celery 5.7 reads this connection
     after each message of a task, because the broker sends heartbeats, and waits 0.1 s for them.
 
     Events are not confirmed. A greenlet that waits for a confirm would not get one that the loop
-    has read; it would keep the lock for events, for which the end of the worker waits. And a loop
-    that waits for a confirm stands still as long as the broker blocks publishers.
+    has read; it would keep the lock for events, for which the worker's end waits. And a loop that
+    waits for a confirm stands still as long as the broker blocks publishers.
     """
 
     def create(self, parent: Any) -> None:
@@ -137,7 +137,7 @@ class TellParameters(bootsteps.Step):
 
     def create(self, worker: Any) -> None:
         for task in worker.app.tasks.values():
-            # Some callables, as those that are written in C, have no signature.
+            # Some callables, such as those written in C, have no signature.
             try:
                 found = inspect.signature(task.run)
             except (TypeError, ValueError):

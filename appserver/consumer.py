@@ -1,4 +1,4 @@
-"""The app server's consumers: what is no task's, reconnection, and queues that are forgotten."""
+"""The app server's consumers: messages of no task, reconnection, and queues to be forgotten."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PromptConsumer(Consumer):
         return conn
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], Any]:
-        """Return what handles messages; what is no task's, and ends Celery's, is a dead letter."""
+        """Return what handles messages; one that is no task's becomes a dead letter."""
         handle = super().create_task_handler(*args, **options)
 
         def on_task_received(message: Any) -> Any:
@@ -155,9 +155,9 @@ class PromptConsumer(Consumer):
     def cancel_task_queue(self, queue: str) -> None:
         """Stop consuming `queue`, as remote control asks for.
 
-        A dynamic queue may expire when it has no consumer, and would take messages along that are
-        not acknowledged. So it is kept while there are any: its gateway asks again. After that, not
-        even its definition is kept, as Celery does, which would need memory for each name.
+        A dynamic queue may expire when it has no consumer, and would take unacknowledged messages
+        along. So it is kept while there are any: its gateway asks again. After that, its definition
+        is dropped, too: Celery would keep it, which needs memory for each name.
         """
         known = self.app.amqp.queues.get(queue)
         dynamic = known is not None and known.exchange.name == DYNAMIC_EXCHANGE

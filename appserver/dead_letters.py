@@ -89,7 +89,7 @@ def publish(
     left_out = {name: properties[name] for name in _LEFT_OUT if name in properties}
     why = {**why, **left_out, "at": datetime.now(UTC).isoformat()}
     headers = {**properties.get("application_headers", {}), "dead_letter": why}
-    if compression := headers.pop("compression", None):  # of which the body has none any more
+    if compression := headers.pop("compression", None):  # which the body has no longer
         why["compression"] = compression
     properties = {name: properties[name] for name in properties if name not in _LEFT_OUT}
     properties |= {"application_headers": headers, "delivery_mode": 2}

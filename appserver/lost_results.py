@@ -1,7 +1,7 @@
 """Count the results of a worker that could be neither replied nor stored.
 
-Whoever waits for such a result waits until the deadline, and the task does not run again. So the
-worker says how many there are: in its log, and in the answer to Celery's command ``stats``, which
+A request waits for such a result until its deadline, and the task does not run again. So the
+worker tells how many there are: in its log, and in the answer to Celery's command ``stats``, which
 needs no result store.
 """
 

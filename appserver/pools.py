@@ -61,14 +61,14 @@ def _begin(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Begin a task by `begin`, or else what is no task by the pool's own `on_apply`."""
+    """Begin a task by `begin`, and anything else by the pool's own `on_apply`."""
     if options.get("error_callback") is None:
         return on_apply(target, args, kwargs, **options)
     return begin(target, args, kwargs, **options)
 
 
 def _stop(on_stop: Callable[[], object], worker: Any) -> None:
-    """End the pool after its tasks; a thread does meanwhile what the worker's loop does no more.
+    """End the pool after its tasks; meanwhile a thread does what the worker's loop did.
 
     It sends heartbeats, without which the broker delivers the messages of long tasks again, and
     acknowledges what has ended, which would run again if the worker was killed.

@@ -2,9 +2,9 @@
 
 Celery reads what is stored already, then stores and publishes in a transaction. These are two round
 trips, and a result that another worker stores between them is overwritten. One script does it all.
-Where a server refuses it that has become a replica, or is no more the one to write to, it is sent
-once more on a new connection: a name may lead to a new primary while connections to the old one
-live on.
+If the server refuses it because it has become a replica, or is no longer the one to write to, the
+script is sent once more on a new connection: a name may lead to a new primary while connections to
+the old one live on.
 docs/decisions/0015-results-in-one-round-trip.md has the figures.
 https://redis.io/docs/latest/develop/programmability/eval-intro/
 """
@@ -110,7 +110,7 @@ class ResultScript(_RedisBackend):
         with_retries(meta, state, request)
         key, value = self.get_key_for_task(task_id), self.encode(meta)
         if held := reply_connection(self.app).held:
-            # With Celery's retries; what is held no more is not held again.
+            # With Celery's retries; what was held once is not held again.
             store = partial(super().store_result, task_id, result, state, traceback, request)
             otherwise = partial(store_or_count, self.app, task_id, store)
             if held.hold_stored(Stored(key, value, self.expires or 0), otherwise):

@@ -18,7 +18,7 @@ from redis import sentinel
 from redis.exceptions import RedisError
 
 EVERY = 1.0  # seconds after which the Sentinels are asked again, when a connection is needed
-SILENT = 30.0  # seconds for which a Sentinel is not asked that has not answered
+SILENT = 30.0  # seconds for which a Sentinel that has not answered is not asked again
 
 log = logging.getLogger(__name__)
 

@@ -103,7 +103,7 @@ def _broker(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
 def _check_numbers(name: str, url: str) -> None:
     """Raise ImproperlyConfigured where host, port or the database of Redis cannot be read.
 
-    The text has not the URL, which may have a password.
+    The error does not quote the URL, which may have a password.
     """
     for part in url.split(";"):
         scheme = part.partition(":")[0]

@@ -271,9 +271,9 @@ def _record_failure(app: Any, message: Any, error: Exception) -> None:
 
 
 class PoisonAware(_Task):
-    """Mixin for a task's class. Makes a message with which workers are lost a dead letter.
+    """Mixin for a task's class. A message with which workers are lost becomes a dead letter.
 
-    So it does with a message that cannot be begun.
+    So does a message that cannot be begun.
     """
 
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
