@@ -127,9 +127,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         try:
             request = self._request(self._stream.hand_on())
         except RequestError as error:
-            delivery = self._shared.relay.delivery_id()
-            self._record(error, delivery)
-            self.respond(of_error(error, delivery))
+            self.respond(self._refusal(error))
             return
         in_flight = self._shared.relay.relay(request, self.respond)
         if in_flight is not None and not self.answered:
@@ -187,11 +185,11 @@ class ReceivedRequest(HTTPMessageDelegate):
         if self.answered:
             return
         self._pieces.clear()
-        delivery = self._shared.relay.delivery_id()
-        self._record(error, delivery)
-        self._write(of_error(error, delivery), "close")
+        self._write(self._refusal(error), "close")
 
-    def _record(self, error: RequestError, delivery: str) -> None:
+    def _refusal(self, error: RequestError) -> Answer:
+        """Record a request that the relay does not get, and return the answer."""
+        delivery = self._shared.relay.delivery_id()
         seconds = monotonic() - self.arrived if self.arrived else 0.0
         self._shared.metrics.answered("", self._start.method, error.status, seconds)
         self._shared.metrics.count(ERRORS, error.type)
@@ -210,6 +208,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         if self._shared.config.log_requests:
             ids = {"delivery": delivery, "remote": remote}
             request_log.write(method, path, status, seconds, f"{error.type}: {error}", **ids)
+        return of_error(error, delivery)
 
     def _remote(self) -> str:
         """Return the sender's address; that of its proxy, as long as no header has come."""

@@ -252,10 +252,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         """Close when everything is written; after a refusal, when the client has seen it."""
         if self._closed:
             return
-        self._closed = True
-        self.fail(StreamClosedError())
-        self.clear()
-        self.hand_on()
+        self._discard()
         if not self.connected or self._transport.is_closing():
             return
         if self._refused:
@@ -394,15 +391,18 @@ class Stream(ReadBuffer, asyncio.Protocol):
             flushed.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
-        self.fail(StreamClosedError())
-        self.clear()
-        self.hand_on()
+        self._discard()
         self.resume_writing()
         callback, self._close_callback = self._close_callback, None
         if callback is not None:
             callback()
         self._lost(self)
+
+    def _discard(self) -> None:
+        self._closed = True
+        self.fail(StreamClosedError())
+        self.clear()
+        self.hand_on()
 
     def _read(self, until: bytes, least: int, most: int) -> Awaitable[bytes]:
         future = self.read(until, least, most)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
+from gateway.background import Service
 from gateway.clock import monotonic
 from gateway.config.settings import REFUSED_BYTES, Config
 from gateway.errors import StoreError
@@ -115,7 +116,7 @@ _ENDING = 2.0  # seconds for a replay beside those until it is confirmed
 Version = tuple[str, str, str, str]
 
 
-class JournalStore(GroupStore, Reader):
+class JournalStore(GroupStore, Reader, Service):
     """Keeps the entries of the journal in the Redis of the claims, 6.2 or newer.
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
@@ -151,6 +152,7 @@ class JournalStore(GroupStore, Reader):
         self._config = config
         self._keys = Keys(config, part)
         self._store = StateStore(config, "journal")
+        self.uses = (self._store,)
         self._given = run
         keys = self._keys
         # What each script gets last.
@@ -164,14 +166,6 @@ class JournalStore(GroupStore, Reader):
         """Connect for one command; errors name the store's URL and the remedy."""
         async with state_store.asking(config) as ask:
             yield cls(config, ask)
-
-    async def start(self) -> None:
-        """Begin to connect; a store that does not answer is waited for in the background."""
-        await self._store.start()
-
-    async def stop(self) -> None:
-        """Wait for what is being written, for a second or so, and disconnect."""
-        await self._store.stop()
 
     @property
     def _run(self) -> Ask:

@@ -76,7 +76,7 @@ class _Write(NamedTuple):
     written: Future[bool]
 
 
-class Journal:
+class Journal(Service):
     """Writes deliveries, of which the store keeps the last `Config.journal`.
 
     With `results` it finds the ends of tasks.
@@ -86,7 +86,8 @@ class Journal:
         self.store = JournalStore(config)
         self._follower = results and Follower(config, self.store, metrics, results)
         self.stored = config.strategy_info.stored
-        self._size = SizeWatch(config, self.store, metrics)
+        size = SizeWatch(config, self.store, metrics)
+        self.uses = (size, self._follower) if self._follower else (size,)
         self._metrics = metrics
         #: The states whose calls are not kept.
         self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(config.keep_bodies, ())
@@ -106,14 +107,10 @@ class Journal:
 
     async def start(self) -> None:
         await self.store.start()
-        await self._size.start()
-        if self._follower is not None:
-            await self._follower.start()
+        await super().start()
 
     async def stop(self) -> None:
-        if self._follower is not None:
-            await self._follower.stop()
-        await self._size.stop()
+        await super().stop()
         self._flush()
         if self._catching_up is not None:
             await asyncio.wait((self._catching_up,), timeout=_LAST)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway import background
-from gateway.background import Tasks, keep_on
+from gateway.background import Service, Tasks, Work, keep_on
 from gateway.celery_message import decode_result
 from gateway.clock import monotonic, time_ns
 from gateway.config.route import Route
@@ -56,7 +56,7 @@ _DRAIN = 8.0  # seconds for what is being sent when the process ends
 _STATES = {ANSWERED: ANSWERED_LATE, FAILED: LATE_FAILED, UNCERTAIN: LATE_UNCERTAIN}
 
 
-class LateAnswers:
+class LateAnswers(Service):
     """Keeps, awaits and sends late answers; absent where no route has any."""
 
     def __init__(
@@ -86,7 +86,10 @@ class LateAnswers:
         #: The tasks whose results are being sent, or wait for a place, and their numbers by host.
         self._sending: dict[str, None] = {}
         self._held = Counter[str]()
-        self._task: asyncio.Task[None] | None = None
+
+    def _work(self) -> Work:
+        problem = "late answers have to wait"
+        yield "late answers", keep_on(self._look_for_due, _PAUSE / 2, log.warning, problem)
 
     async def start(self) -> None:
         for key, route in self._routes.items():
@@ -94,14 +97,11 @@ class LateAnswers:
             options = self._config.sources[route.source] if route.source else None
             self._senders[key] = Sender(route.late, options)
         await self._records.redis.start()
-        self._task = background.start(
-            keep_on(self._look_for_due, _PAUSE / 2, log.warning, "late answers have to wait"),
-            "late answers",
-        )
+        await super().start()
 
     async def stop(self) -> None:
         """Let what is being sent end, for a while: others take over the rest."""
-        await background.stop(self._task)
+        await super().stop()
         for task_id in [*self._listening]:
             self._forget(task_id)
         await self._begun.stop(_DRAIN)

@@ -122,9 +122,9 @@ class Gateways:
             yield late
         finally:
             if failpoint.killed.is_set():  # what a killed process leaves is not ended
-                for task in (*late._begun._running, late._task):
+                for task in (*late._begun._running, *late._tasks):
                     task.cancel()
-                await asyncio.gather(*late._begun._running, late._task, return_exceptions=True)
+                await asyncio.gather(*late._begun._running, *late._tasks, return_exceptions=True)
             await late.stop()
             await results.stop()
 
