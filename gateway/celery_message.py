@@ -150,7 +150,7 @@ class Message:
         return headers
 
 
-def common_headers(task: str, options: MessageOptions = DEFAULTS) -> dict[str, Any]:
+def common_headers(task: str, options: MessageOptions) -> dict[str, Any]:
     """Return the headers that all messages for `task` with `options` have.
 
     The reprs are empty because they would cost more time than all other headers together;
@@ -196,7 +196,7 @@ def encode_body(
     return b"[" + _encode((query, headers, _text_or_typed(body))).encode() + b", {}" + embed
 
 
-def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any], embed: bytes = _EMBED) -> bytes:
+def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any], embed: bytes) -> bytes:
     """Encode the call ``task(*args, **kwargs)``; values of type bytes are request bodies.
 
     Raises `BadRequest` for a dict that kombu would read as a typed value, because no worker could

@@ -100,7 +100,7 @@ def _other(labels: Labels) -> bool:
     return bool(labels) and all(label == OTHER for label in labels)
 
 
-def expose(collected: Iterable[Family], accept: str = "") -> tuple[bytes, str]:
+def expose(collected: Iterable[Family], accept: str) -> tuple[bytes, str]:
     """Write what was `collected` in the format that `accept`, a header, asks for.
 
     Returns it with its content type. Only OpenMetrics has exemplars.

@@ -39,7 +39,7 @@ def line(entry: Entry, as_object: bool = False) -> str:
     return shown(_LINE.format(*columns).rstrip())
 
 
-def group_line(group: Group, as_object: bool = False) -> str:
+def group_line(group: Group, as_object: bool) -> str:
     """Return a group of failures in one line: as JSON, or in columns below `GROUPS`."""
     if as_object:
         return as_json(group.as_object())

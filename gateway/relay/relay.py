@@ -55,9 +55,8 @@ class Relay(Service):
         strategy: Strategy,
         metrics: Metrics,
         ids: TaskIds,
-        failpoint: Failpoint | None = None,
+        failpoint: Failpoint,
     ):
-        failpoint = failpoint or Failpoint()
         self._timeout = config.timeout
         self.limits = Limits(config)
         self._routes = Routes(config)

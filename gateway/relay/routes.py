@@ -74,17 +74,15 @@ class Endpoint:
             text = f"Send a {' or a '.join(allowed)}, not a {method[:20]}."
             raise MethodNotAllowed(text, headers={"Allow": ", ".join(allowed)})
 
-    def route(self, delivery: Delivery, event: str = "") -> Route | None:
+    def route(self, delivery: Delivery, event: str) -> Route | None:
         """Return the first route that takes `delivery`; None: there is none.
 
-        `event` is its event, uncut.
-
-        Raises `BadRequest` where there is none, and what a `when` asks for cannot be read, and as
-        `taking` does.
+        `event` is its event, uncut. Raises `BadRequest` where there is none, and what a `when` asks
+        for cannot be read, and as `taking` does.
         """
         if self._only is not None:
             return self._only
-        found = taking(self._routes, event or delivery.event)
+        found = taking(self._routes, event)
         route = next((each for each in found if each.takes(delivery)), None)
         if route is None and isinstance(delivery.document, str):
             raise BadRequest(delivery.document)

@@ -227,7 +227,7 @@ def reader(place: Place, base_url: str = "", only: bool = False) -> Reader:
     return read
 
 
-def bytes_reader(place: Place, base_url: str = "") -> Callable[[Seen], bytes]:
+def bytes_reader(place: Place, base_url: str) -> Callable[[Seen], bytes]:
     """Return a function that reads the bytes at `place`, as a sender signs them."""
     kind, filters, read = place.kind, place.filters, reader(place, base_url)
     if place == "body":

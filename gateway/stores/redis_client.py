@@ -149,7 +149,7 @@ def connect(
     return cast(Client, client)
 
 
-async def _greet(connection: Any, clusters: bool = False, primary: bool = True) -> None:
+async def _greet(connection: Any, clusters: bool, primary: bool) -> None:
     """Greet the server of a new `connection` of redis-py (its `redis_connect_func`).
 
     Raises `redis.exceptions.ConnectionError` where it is not to be used: see `unusable`.

@@ -13,6 +13,7 @@ from tornado.ioloop import IOLoop
 
 from gateway.celery_message import Message, TaskIds
 from gateway.config.settings import Config
+from gateway.failpoints import Failpoint
 from gateway.http.server import Server
 from gateway.metric_table import REQUESTS
 from gateway.metrics import Metrics
@@ -74,7 +75,7 @@ class Gateway:
         self.metrics = Metrics(routes=[route.path for route in config.routes])
         ids = TaskIds()
         self.strategy = strategy(config, self.metrics, ids.prefix)
-        self.relay = Relay(config, self.strategy, self.metrics, ids)
+        self.relay = Relay(config, self.strategy, self.metrics, ids, Failpoint())
         self.server = Server(config, self.relay, self.metrics)
         (self._listener,) = bind(config)
         self.address = config.uds or self._listener.getsockname()[1]

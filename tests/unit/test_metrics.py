@@ -95,7 +95,7 @@ def counted(counting) -> Counted:
 
 def exposed(totals: Totals) -> str:
     """Expose `totals`, in a form that Prometheus accepts."""
-    data, content_type = expose(families(totals, OWN))
+    data, content_type = expose(families(totals, OWN), "")
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     text = data.decode()
     described = re.findall(r"^# (HELP|TYPE) (\w+)", text, re.M)

@@ -67,7 +67,7 @@ def test_pika_reads_the_message_that_was_meant(message, reply_to, frame_max):
         routing_key=message.queue,
         delivery_mode=2 if message.persistent else 1,
         reply_to=reply_to,
-        headers=common_headers(message.task),
+        headers=common_headers(message.task, message.options),
     )
 
     data = made.message(message.task_id, fields(message.own_headers()), message.body)

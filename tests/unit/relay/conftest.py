@@ -12,6 +12,7 @@ from gateway.answer import Answer
 from gateway.celery_message import TaskIds
 from gateway.config.settings import Config
 from gateway.delivery import Request
+from gateway.failpoints import Failpoint
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay
 from tests.support.in_memory import InMemory, echo
@@ -24,7 +25,7 @@ class Relaying:
         config = Config(**settings)
         self.metrics = Metrics(routes=[route.path for route in config.routes])
         self.strategy, self.given = InMemory(echo), list[Answer]()
-        self.relay = Relay(config, self.strategy, self.metrics, TaskIds())
+        self.relay = Relay(config, self.strategy, self.metrics, TaskIds(), Failpoint())
 
     def send(self, request: Request) -> Answer:
         self.relay.relay(request, self.given.append)

@@ -23,6 +23,7 @@ from gateway.claims import scripts
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request
 from gateway.errors import BrokerUnavailable, RequestError, ResultsLost, Unanswered, Unroutable
+from gateway.failpoints import Failpoint
 from gateway.journal import writing
 from gateway.journal.entry import ACCEPTED, REFUSED, SUCCEEDED
 from gateway.metrics import Metrics
@@ -160,7 +161,7 @@ class Harness:
             routes=ROUTES, sources=SOURCES, result_backend="redis://127.0.0.1:1", journal=journal,
             secret_key="s" * 32, public_url="http://gateway",
         )  # fmt: skip
-        self.relay = Relay(config, self.tasks, metrics, TaskIds())
+        self.relay = Relay(config, self.tasks, metrics, TaskIds(), Failpoint())
         self.context = self.relay.context
         self.context.recorders.append(self)
         self.posted = 0

@@ -101,7 +101,7 @@ def test_first_route_that_names_the_event_takes_it():
     ]
     found = endpoint(*some, sources=SOURCES)
     tasks = {
-        event: found.route(delivery(event)).task
+        event: found.route(delivery(event), event).task
         for event in ("push", "issues.opened", "star", "issues", "")
     }
     assert tasks == {
@@ -117,7 +117,7 @@ def test_a_path_that_no_request_could_have_is_no_route_s():
 
 def test_event_that_no_route_takes_has_no_target():
     found = endpoint(Route(path="/", source="forge", events=["push"]), sources=SOURCES)
-    assert found.route(delivery("issues")) is None
+    assert found.route(delivery("issues"), "issues") is None
     assert found.unrouted(Verified(b"{}")).status == 204
 
 
@@ -165,12 +165,12 @@ def test_a_body_that_when_cannot_read_is_malformed_unless_a_route_takes_it(when,
     live = {"x-env": "live"}
 
     with pytest.raises(BadRequest):
-        alone.route(delivery(body=body, **live))
+        alone.route(delivery(body=body, **live), "")
     # What is no matter of the body decides without it.
-    assert alone.route(delivery(body=body)) is None
-    assert alone.route(delivery(body=b'{"id": 1}', **live)).task == "asked"
-    assert alone.route(delivery(body=b"{}", **live)) is None
-    assert others.route(delivery(body=body, **live)).task == "rest"
+    assert alone.route(delivery(body=body), "") is None
+    assert alone.route(delivery(body=b'{"id": 1}', **live), "").task == "asked"
+    assert alone.route(delivery(body=b"{}", **live), "") is None
+    assert others.route(delivery(body=body, **live), "").task == "rest"
 
 
 def test_a_body_that_cannot_be_read_is_read_once(monkeypatch):
@@ -183,7 +183,7 @@ def test_a_body_that_cannot_be_read_is_read_once(monkeypatch):
 
     monkeypatch.setattr("gateway.config.pointers.read_json_value", refuse)
     with pytest.raises(BadRequest):
-        endpoint(*some).route(delivery(body=b"{"))
+        endpoint(*some).route(delivery(body=b"{"), "")
     assert read == [b"{"]
 
 
