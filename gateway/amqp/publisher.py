@@ -27,7 +27,7 @@ from gateway.amqp.connection import TurnConnection
 from gateway.amqp.frames import Scanner
 from gateway.amqp.pidbox import Revocations
 from gateway.amqp.publishing_channel import Confirms, PublishingChannel
-from gateway.background import happens
+from gateway.background import Service, Work, happens
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
 from gateway.clock import monotonic
@@ -55,7 +55,7 @@ _too_large = re.compile(r"message size \d+ .*larger than .*max size (\d+)").sear
 _refused = re.compile(r"ACCESS_REFUSED.* exchange '(.+)' in vhost").search
 
 
-class Publisher:
+class Publisher(Service):
     """Publishes while it is connected, and otherwise refuses immediately.
 
     `on_channel` is awaited with each new channel and its scanner, before anything is published on
@@ -86,7 +86,6 @@ class Publisher:
         self._channel: PublishingChannel | None = None
         self._revocations: Revocations | None = None
         self._lost = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._error = "not connected yet"
         self.blocked = ""
         self._outage, self._unsettled_until = True, 0.0  # an outage may just end at the start
@@ -110,13 +109,12 @@ class Publisher:
         """How many messages wait for their confirm."""
         return 0 if self._channel is None else self._channel.unconfirmed
 
-    async def start(self) -> None:
-        self._task = background.start(self._keep_connected(), "broker connection")
+    def _work(self) -> Work:
+        yield "broker connection", self._keep_connected()
 
     async def stop(self) -> None:
-        await background.stop(self._task)
-        if self._looking is not None:
-            await background.stop(self._looking)
+        await super().stop()
+        await background.stop(self._looking)
         if self._connection is not None and self._connection.is_open:
             self._error = "stopping"
             self._connection.close()

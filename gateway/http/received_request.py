@@ -189,23 +189,22 @@ class ReceivedRequest(HTTPMessageDelegate):
 
     def _refusal(self, error: RequestError) -> Answer:
         """Record a request that the relay does not get, and return the answer."""
-        delivery = self._shared.relay.delivery_id()
+        shared, method, status = self._shared, self._start.method, error.status
+        delivery = shared.relay.delivery_id()
         seconds = monotonic() - self.arrived if self.arrived else 0.0
-        self._shared.metrics.answered("", self._start.method, error.status, seconds)
-        self._shared.metrics.count(ERRORS, error.type)
-        status, method, remote = error.status, self._start.method, self._remote()
+        shared.metrics.answered("", method, status, seconds)
+        shared.metrics.count(ERRORS, error.type)
         path, _ = head.split_target(self._start.path)
         headers = {} if self._start is _NO_START else self._headers
-        about = (method, path, "", headers, b"", remote, self.arrived, time())
-        request = Request(*about, whole=False)
-        kept = self._shared.relay.keep(request, delivery, error, seconds)
+        about = (method, path, "", headers, b"", self._remote(), self.arrived, time())
+        kept = shared.relay.keep(Request(*about, whole=False), delivery, error, seconds)
         path, remote = kept.path, kept.remote
         # No route and no task are known.
         text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"
         asked = (delivery, request_log.printable(method), request_log.shown_path(path), remote)
         why = request_log.printable(str(error))
         log.log(WARNING if status >= 500 else INFO, text, status, why, *asked)
-        if self._shared.config.log_requests:
+        if shared.config.log_requests:
             ids = {"delivery": delivery, "remote": remote}
             request_log.write(method, path, status, seconds, f"{error.type}: {error}", **ids)
         return of_error(error, delivery)

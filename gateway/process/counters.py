@@ -118,26 +118,26 @@ class Counters:
 
     def totals(self, alive: bool = True) -> Totals:
         """Return what the child has counted: nothing until it has written its file."""
-        if self._reader is None:
-            self._open()
-        return Totals() if self._reader is None else self._reader.totals(alive)
+        reader = self._opened()
+        return Totals() if reader is None else reader.totals(alive)
 
     def grown(self) -> list[Growth]:
         """Return what has grown since the last call; it costs much less than `totals`."""
-        if self._reader is None:
-            self._open()
-        return [] if self._reader is None else list(self._reader.grown())
+        reader = self._opened()
+        return [] if reader is None else list(reader.grown())
 
     def close(self) -> None:
         if self._map is not None:
             self._map.close()
         self._file.close()
 
-    def _open(self) -> None:
-        """Map the file into memory, if the child has written its head."""
+    def _opened(self) -> Reader | None:
+        """Return what reads the file, once the child has written its head."""
+        if self._reader is not None or self._foreign:
+            return self._reader
         head = os.pread(self.fileno(), HEAD.size, 0)
-        if len(head) < HEAD.size or not any(head) or self._foreign:
-            return
+        if len(head) < HEAD.size or not any(head):
+            return None
         form, _, _ = HEAD.unpack(head)
         if form != FORM:
             self._foreign = True
@@ -146,9 +146,10 @@ class Counters:
                 "gateway to see them",
                 form,
             )
-            return
+            return None
         self._map = mmap.mmap(self.fileno(), 0, prot=mmap.PROT_READ)
         self._reader = Reader(self._map)
+        return self._reader
 
 
 def _exemplars(data: bytes) -> Iterator[tuple[int, Exemplar]]:
