@@ -23,7 +23,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from struct import Struct
+from struct import Struct, pack
 from time import monotonic
 from typing import Any
 
@@ -54,6 +54,7 @@ _head = Struct(">Q?")
 End = tuple[bytes, float]
 
 _CONTROL = socket.CMSG_SPACE(4)  # bytes for one descriptor
+_SECOND = pack("ll", 1, 0)  # a timeval
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,8 @@ class Process(Worker):
     def on_loop_start(self, pid: int) -> None:
         super().on_loop_start(pid)
         if self._shutdown:  # it may be set while nothing comes
-            self.inq._reader.settimeout(1)
+            # Python's own timeout would be waited for with MSG_DONTWAIT as well.
+            self.inq._reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SECOND)
         self.outq = Ends(self.outq, self.inqW_fd)
         signal.signal(signal.SIGUSR1, self.outq.on_soft_timeout)
 
@@ -182,7 +184,7 @@ class Process(Worker):
             self.outq.flush()
             try:
                 message, quick = self.inq.get()
-            except TimeoutError:
+            except BlockingIOError:  # for a second nothing has come
                 return None
         if message is None:
             raise SystemExit(EX_FAILURE)

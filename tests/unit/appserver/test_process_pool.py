@@ -13,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import WorkerLostError
+from billiard.pool import EX_OK
 from celery import Celery
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool
@@ -314,6 +316,21 @@ def test_it_ends_after_what_was_begun(start, tmp_path):
     running.pool.join()
     assert running.ends == [None]
     assert not (tmp_path / "lines").exists()
+
+
+def test_a_process_that_is_restarted_ends_by_itself(start):
+    running = start(allow_restart=True)
+    running.do(os.getpid)
+    running.turn(lambda: running.ends)
+    [process] = running.pool._pool
+    waits = psutil.Process(process.pid)
+    running.turn(lambda: waits.status() == psutil.STATUS_SLEEPING)
+    running.pool.restart()
+    running.turn(lambda: process not in running.pool._pool)
+    assert process.exitcode == EX_OK
+    running.do(os.getpid)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends[0] == process.pid != running.ends[1]
 
 
 def test_a_process_is_replaced_when_it_has_ended(start):
