@@ -103,6 +103,10 @@ class _End(socket.socket):
     def closed(self) -> bool:
         return self.fileno() < 0
 
+    def recv(self, size: int = _head.size, flags: int = 0) -> bytes:
+        """Receive a packet; Celery, which empties the queue of a pool that ends, names no size."""
+        return super().recv(size, flags)
+
 
 class Packets:
     """The queue of a process. `put`, `give` and `take_back` are the worker's, `get` the process'.
@@ -137,7 +141,7 @@ class Packets:
     def take_back(self) -> int:
         """Take the oldest job that was not read, and return its number; 0: there is none."""
         try:
-            packet = self._reader.recv(_head.size, socket.MSG_DONTWAIT)
+            packet = self._reader.recv(flags=socket.MSG_DONTWAIT)
         except OSError:  # also where the queue was closed, as its process has ended
             return 0
         number: int = _head.unpack(packet)[0]

@@ -318,6 +318,17 @@ def test_it_ends_after_what_was_begun(start, tmp_path):
     assert not (tmp_path / "lines").exists()
 
 
+def test_it_is_terminated_with_what_waits_in_its_processes(start, tmp_path):
+    running = start()
+    running.warm()
+    running.do(wait_for, tmp_path / "never")
+    running.do(give_back, 1)
+    running.pool._share_out()
+    assert running.counts() == [2]
+    running.pool.terminate()
+    assert not any(process.is_alive() for process in running.pool._pool)
+
+
 def test_a_process_that_is_restarted_ends_by_itself(start):
     running = start(allow_restart=True)
     running.do(os.getpid)
