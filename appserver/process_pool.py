@@ -28,7 +28,7 @@ from time import monotonic
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from billiard.pool import ACK, EX_FAILURE, EX_OK, READY
+from billiard.pool import ACK, EX_FAILURE, EX_OK, READY, RUN, TimeoutHandler
 from billiard.reduction import ForkingPickler
 from celery import bootsteps, current_app
 from celery.concurrency.asynpool import AsynPool, Worker
@@ -72,6 +72,7 @@ _QUEUE_PARTS = PrivateParts(
     "billiard.pool:Pool._cache",
     "billiard.pool:Pool._on_ready_counters",
     "billiard.pool:Pool._quick_put",
+    "billiard.pool:Pool.TimeoutHandler",
     "billiard.pool:ResultHandler.state_handlers",
     "billiard.pool:Worker._ensure_messages_consumed",
     "billiard.pool:Worker._make_child_methods",
@@ -243,13 +244,25 @@ class Ends:
         self._queue.put((ENDS, (self._descriptor, ends)))
 
 
+class Limits(TimeoutHandler):
+    """The time limits of tasks. One that has ended has none, also if its end was not told yet."""
+
+    def on_soft_timeout(self, job: Any) -> None:
+        if not _has_ended(job):
+            super().on_soft_timeout(job)
+
+    def on_hard_timeout(self, job: Any) -> None:
+        if not _has_ended(job):
+            super().on_hard_timeout(job)
+
+
 class ProcessPool(PromptPool):
     """A pool whose processes have several quick tasks each, of which they run one.
 
     A job that waits for its turn, here or in a process, is not run if it was revoked meanwhile.
     """
 
-    Worker = Process
+    Worker, TimeoutHandler = Process, Limits
 
     def WorkerProcess(self, worker: Process) -> Any:
         process = super().WorkerProcess(worker)
@@ -327,6 +340,8 @@ class ProcessPool(PromptPool):
     def _look(self) -> None:
         """Take back what waits behind a job that was believed to be quick."""
         self._looks = False
+        if self._state != RUN:  # and another thread may be told of ends
+            return
         now = monotonic()
         for process in self._fileno_to_inq.values():
             if len(process.given) < 2:
@@ -334,7 +349,10 @@ class ProcessPool(PromptPool):
             if now - process.given[0]._time_accepted < LATE:
                 self._looks = True
             else:
-                process.given[0].quick = False
+                # All of them: the end of the first may be told only after a later one, which holds
+                # Python's lock.
+                for job in process.given:
+                    job.quick = False
                 self.outbound_buffer.extendleft(reversed(self._take_back(process)))
         if self._looks:
             self._call_later(LATE, self._look)
@@ -374,7 +392,7 @@ class ProcessPool(PromptPool):
             if request := process.given.popleft().request:
                 (self._quick.add if took < TURN else self._quick.discard)(request.type)
             self._result_handler.on_state_change(pickle.loads(end))
-            if process.given:
+            if process.given and not process.given[0]._accepted:
                 self._begun(process, process.given[0])
         # A process that ends waits until it was heard.
         counter = self._on_ready_counters[process.pid]
@@ -409,6 +427,12 @@ def _takes(process: Any, quick: bool) -> bool:
     given = process.given
     ahead = quick and given and given[-1].quick and len(given) < AHEAD
     return process.left > 0 and (ahead or not given)
+
+
+def _has_ended(job: Any) -> bool:
+    """Tell whether the process of a job is known to have begun a later one."""
+    process = job._write_to
+    return process is not None and job in [one for one in process.given if one._accepted][:-1]
 
 
 def _groups(process: Any) -> int:

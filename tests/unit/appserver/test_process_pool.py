@@ -26,7 +26,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.worker.request import Request
 from kombu.asynchronous.hub import Hub
 
-from appserver import process_pool
+from appserver import held_results, process_pool
 from appserver.process_pool import LONGEST, Processes, ProcessPool, PromptPool
 
 SECONDS = 60.0  # for which something is waited for
@@ -91,6 +91,16 @@ class Running:
             self.turn(lambda: self.ends)
             self.ends.clear()
 
+    def stay(self, given: Callable[[Any], object]) -> None:
+        """Share out while the processes stand still, and let them begin all that is left there."""
+        for process in self.pool._pool:
+            os.kill(process.pid, signal.SIGSTOP)
+        self.pool._share_out()
+        [process] = filter(given, self.pool._pool)
+        for each in self.pool._pool:
+            os.kill(each.pid, signal.SIGCONT)
+        self.turn(lambda: process.given[-1]._accepted)
+
     def counts(self) -> list[int]:
         return [len(process.given) for process in self.pool._pool]
 
@@ -118,6 +128,21 @@ def start():
     yield start
     for running in started:
         running.close()
+
+
+@pytest.fixture
+def start_holding(start, monkeypatch):
+    """Start a pool whose processes tell no end while they run another task."""
+    monkeypatch.setattr(held_results, "HELD", SECONDS)
+    monkeypatch.setattr(process_pool, "TURN", SECONDS)
+    monkeypatch.setattr(process_pool, "LATE", 0.2)  # it has begun all by then
+
+    def start_holding(*args: Any) -> Running:
+        running = start(*args)
+        running.warm()
+        return running
+
+    return start_holding
 
 
 def give_back(value: object) -> object:
@@ -179,6 +204,30 @@ def test_what_waits_behind_a_task_that_turns_slow_is_run_by_another_process(star
         running.do(give_back, number)
     running.do((tmp_path / "last").touch)
     running.turn(lambda: len(running.ends) == process_pool.AHEAD + 2)
+
+
+def test_what_waits_is_run_elsewhere_though_the_first_end_is_not_told(start_holding, tmp_path):
+    running = start_holding(2)
+    running.do(give_back, 0)
+    running.do(wait_for, tmp_path / "go")
+    running.stay(lambda process: len(process.given) == 2)
+    for number in range(4):
+        running.do(give_back, number + 1)
+    running.turn(lambda: len(running.ends) == 4)
+    (tmp_path / "go").touch()
+    running.turn(lambda: len(running.ends) == 6)
+    assert running.ends == [1, 2, 3, 4, 0, None]
+
+
+def test_a_limit_is_none_of_the_next_task_where_the_end_was_not_told(start_holding, tmp_path):
+    running = start_holding()
+    running.do(give_back, 0, timeout=0.5)
+    running.do(wait_for, tmp_path / "go", soft_timeout=SECONDS)
+    running.stay(lambda process: len(process.given) == 2)
+    running.turn(lambda: len(running.pool._tref_for_id) == 1)
+    (tmp_path / "go").touch()
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [0, None]
 
 
 def test_a_lost_process_loses_the_task_that_it_runs(start):
