@@ -73,6 +73,7 @@ _QUEUE_PARTS = PrivateParts(
     "billiard.pool:Pool._on_ready_counters",
     "billiard.pool:Pool._quick_put",
     "billiard.pool:Pool.TimeoutHandler",
+    "billiard.pool:Pool.terminate_job",
     "billiard.pool:ResultHandler.state_handlers",
     "billiard.pool:Worker._ensure_messages_consumed",
     "billiard.pool:Worker._make_child_methods",
@@ -161,6 +162,15 @@ class Packets:
         with open(int.from_bytes(descriptor, sys.byteorder), "rb") as file:
             file.seek(0)
             return pickle.load(file), quick
+
+
+class Pid(int):
+    """The id of a process, as a job's request knows it: a signal is meant for that job alone."""
+
+    job = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
 
 
 class Process(Worker):
@@ -368,8 +378,6 @@ class ProcessPool(PromptPool):
                 if job._job in unread:
                     # The worker believes that it was begun, and may have acknowledged it.
                     process.inq.give(job._job, job.quick, job.body)
-                elif not job._accepted:
-                    self._begun(process, job)
                 continue
             if job._accepted:
                 job._on_timeout_cancel(job)
@@ -377,12 +385,17 @@ class ProcessPool(PromptPool):
             job._write_to = None
             process.left += 1
             waiting.append(job)
+        for job in tuple(process.given):  # after all is known: it may be terminated then
+            if not job._accepted:
+                self._begun(process, job)
         return waiting
 
     def _begun(self, process: Any, job: Any) -> None:
         self.restart_state.R = 0
+        pid = Pid(process.pid)
+        pid.job = job._job
         try:
-            job._ack(None, monotonic(), process.pid, None)
+            job._ack(None, monotonic(), pid, None)
         except AttributeError:  # of billiard's, where the callback has raised another error
             log.exception("What precedes a task has failed; the task is begun")
 
@@ -399,11 +412,24 @@ class ProcessPool(PromptPool):
         with counter.get_lock():
             counter.value += len(ends)
 
+    def terminate_job(self, pid: int, sig: int | None = None) -> None:
+        """Send a signal to the process, unless it runs another task than the one that is meant."""
+        process, _ = self._process_by_pid(pid)
+        if process:
+            self.outbound_buffer.extendleft(reversed(self._take_back(process)))
+            for job in process.given:
+                job.quick = False  # no other one is to come there before the signal
+            if getattr(pid, "job", None) in [job._job for job in process.given][:-1]:
+                return
+        super().terminate_job(pid, sig)
+
     def process_flush_queues(self, proc: Any) -> None:
         """Take back what a process that has ended has not read, and read what it has told."""
         for job in reversed(self._take_back(proc)):
             self._put_back(job)
         super().process_flush_queues(proc)
+        while len(proc.given) > 1:  # it has ended, and its end is lost
+            self.mark_as_worker_lost(proc.given.popleft(), proc.exitcode)
         proc.given.clear()
 
     def flush(self) -> None:

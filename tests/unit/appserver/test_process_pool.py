@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import Terminated, WorkerLostError
 from billiard.pool import EX_OK
 from celery import Celery
 from celery.concurrency.asynpool import AsynPool
@@ -37,10 +37,11 @@ class Task(Request):
 
     def __init__(self, name: str, again: bool = False):
         self._type, self._delivery_info = name, {"redelivered": again}
-        self.is_revoked, self.begun = False, 0
+        self.is_revoked, self.begun, self.on_begun = False, 0, int
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        self.begun += 1
+        self.begun, self.worker_pid = self.begun + 1, pid
+        self.on_begun()
 
     def revoked(self) -> bool:
         return self.is_revoked
@@ -228,6 +229,33 @@ def test_a_limit_is_none_of_the_next_task_where_the_end_was_not_told(start_holdi
     (tmp_path / "go").touch()
     running.turn(lambda: len(running.ends) == 2)
     assert running.ends == [0, None]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_only_the_task_that_is_meant_is_terminated(start_holding, tmp_path, signum):
+    running = start_holding()
+    first = running.do(give_back, 0)
+    second = running.do(wait_for, tmp_path / "never")
+    running.stay(lambda process: len(process.given) == 2)
+    running.pool.terminate_job(first.worker_pid, signum)  # it has ended
+    running.do(give_back, 2)
+    running.pool._share_out()
+    running.pool.terminate_job(second.worker_pid, signum)
+    running.turn(lambda: len(running.ends) == 3)
+    # That it has ended is lost with the process, unless that may end by itself.
+    assert running.ends == [0 if signum == signal.SIGTERM else WorkerLostError, Terminated, 2]
+
+
+def test_a_task_that_is_terminated_when_its_turn_comes_may_have_ended(start_holding, tmp_path):
+    running = start_holding()
+    running.do(give_back, 0)
+    task = running.do(give_back, 1)
+    task.on_begun = lambda: running.pool.terminate_job(task.worker_pid)
+    running.do(wait_for, tmp_path / "go")
+    running.stay(lambda process: len(process.given) == 3)
+    (tmp_path / "go").touch()
+    running.turn(lambda: len(running.ends) == 3)
+    assert running.ends == [0, 1, None]
 
 
 def test_a_lost_process_loses_the_task_that_it_runs(start):
