@@ -7,7 +7,9 @@ that is idle, so that no task waits behind a long one while another process is f
 the ends of short tasks, with their results, until it has no more to do, or for `HELD` seconds.
 
 The worker knows without a message which task a process runs: the oldest one whose end it has not
-been told of. Where a process is lost, what it has not read is given to another one.
+been told of. Only a task whose message is acknowledged then is alone in its process, which tells
+that it begins: the process may end before, and the worker as well. Where a process is lost, what it
+has not read is given to another one.
 
 docs/decisions/0064-tasks-that-wait-in-processes.md has the figures.
 """
@@ -48,8 +50,10 @@ GROUP = 4
 LATE = 0.005
 #: The kind of a message that has several ends, beside billiard's ACK and READY.
 ENDS = 64
+#: The kind of a message that a process begins a task.
+BEGINS = 65
 
-_head = Struct(">Q?")
+_head = Struct(">Q??")
 #: billiard's message of a job's end, pickled, and the seconds that the job took.
 End = tuple[bytes, float]
 
@@ -113,7 +117,8 @@ class _End(socket.socket):
 class Packets:
     """The queue of a process. `put`, `give` and `take_back` are the worker's, `get` the process'.
 
-    A packet is a job's number, whether it is quick, and the job, pickled.
+    A packet is a job's number, whether it is quick, whether its begin is told, and the job,
+    pickled.
     """
 
     def __init__(self) -> None:
@@ -123,11 +128,11 @@ class Packets:
 
     def put(self, message: object) -> None:
         """Put a message that is no job at the end."""
-        self._writer.send(_head.pack(0, False) + pickle.dumps(message))
+        self._writer.send(_head.pack(0, False, False) + pickle.dumps(message))
 
-    def give(self, number: int, quick: bool, job: bytes) -> bool:
+    def give(self, number: int, quick: bool, told: bool, job: bytes) -> bool:
         """Put a job at the end; False: there is no room."""
-        head = _head.pack(number, quick)
+        head = _head.pack(number, quick, told)
         try:
             if len(job) <= LONGEST:
                 self._writer.send(head + job, socket.MSG_DONTWAIT)
@@ -149,19 +154,19 @@ class Packets:
         number: int = _head.unpack(packet)[0]
         return number
 
-    def get(self, flags: int = 0) -> tuple[Any, bool]:
-        """Return the oldest message, and whether it is quick.
+    def get(self, flags: int = 0) -> tuple[Any, bool, bool]:
+        """Return the oldest message, whether it is quick, and whether its begin is told.
 
         Raises BlockingIOError if there is none and `flags` has MSG_DONTWAIT.
         """
         size, control, *_ = self._reader.recvmsg_into([self._buffer], _CONTROL, flags)
-        _, quick = _head.unpack_from(self._buffer)
+        _, quick, told = _head.unpack_from(self._buffer)
         if not control:
-            return pickle.loads(self._buffer[_head.size : size]), quick
+            return pickle.loads(self._buffer[_head.size : size]), quick, told
         [(_, _, descriptor)] = control
         with open(int.from_bytes(descriptor, sys.byteorder), "rb") as file:
             file.seek(0)
-            return pickle.load(file), quick
+            return pickle.load(file), quick, told
 
 
 class Pid(int):
@@ -194,16 +199,16 @@ class Process(Worker):
         if self._shutdown and self._shutdown.is_set():
             raise SystemExit(EX_OK)
         try:
-            message, quick = self.inq.get(socket.MSG_DONTWAIT)
+            message, quick, told = self.inq.get(socket.MSG_DONTWAIT)
         except BlockingIOError:
             self.outq.flush()
             try:
-                message, quick = self.inq.get()
+                message, quick, told = self.inq.get()
             except BlockingIOError:  # for a second nothing has come
                 return None
         if message is None:
             raise SystemExit(EX_FAILURE)
-        self.outq.begin(quick)
+        self.outq.begin(quick, told)
         return message
 
     def _ensure_messages_consumed(self, completed: int) -> Any:
@@ -224,9 +229,11 @@ class Ends:
         self._held = hold_results(app, HeldResults, self._tell)
         self._began, self._quick, self._runs = 0.0, False, False
 
-    def begin(self, quick: bool) -> None:
+    def begin(self, quick: bool, told: bool) -> None:
         if not quick:
             self._held.flush()
+        if told:
+            self._queue.put((BEGINS, (self._descriptor,)))
         self._held.begin(quick)
         self._quick, self._began, self._runs = quick, monotonic(), True
 
@@ -287,7 +294,7 @@ class ProcessPool(PromptPool):
 
     def create_result_handler(self) -> Any:
         handler = super().create_result_handler()
-        handler.state_handlers[ENDS] = self._on_ends
+        handler.state_handlers.update({ENDS: self._on_ends, BEGINS: self._on_begins})
         return handler
 
     def _create_write_handlers(self, hub: Any, **_options: object) -> None:
@@ -302,6 +309,7 @@ class ProcessPool(PromptPool):
         job = self._cache[message[1][0]]
         request = getattr(job._accept_callback, "__self__", None)
         job.request = request if isinstance(request, Request) else None
+        job.told = job.request is not None and not job.request.task.acks_late
         try:
             job.body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         except Exception:
@@ -317,7 +325,7 @@ class ProcessPool(PromptPool):
         processes = list(self._fileno_to_inq.values())
         while jobs:
             job = jobs[0]
-            quick = self._is_quick(job.request)
+            quick = not job.told and self._is_quick(job.request)
             takes = (one for one in processes if _takes(one, quick))
             process = min(takes, key=_groups, default=None)
             if process is None:
@@ -334,14 +342,15 @@ class ProcessPool(PromptPool):
         return request.type in self._quick
 
     def _give(self, process: Any, job: Any, quick: bool) -> bool:
-        if not process.inq.give(job._job, quick, job.body):
+        if not process.inq.give(job._job, quick, job.told, job.body):
             return False
         job.quick, job._write_to = quick, process
         process.given.append(job)
         process.left -= 1
         self.write_stats[process.index] += 1
         if len(process.given) == 1:
-            self._begun(process, job)
+            if not job.told:
+                self._begun(process, job)
         elif not self._looks:
             self._looks = True
             self._call_later(LATE, self._look)
@@ -376,8 +385,8 @@ class ProcessPool(PromptPool):
             if job._job not in unread or job._accepted and process._is_alive():
                 process.given.append(job)
                 if job._job in unread:
-                    # The worker believes that it was begun, and may have acknowledged it.
-                    process.inq.give(job._job, job.quick, job.body)
+                    # The worker believes that it was begun, and has told others.
+                    process.inq.give(job._job, job.quick, job.told, job.body)
                 continue
             if job._accepted:
                 job._on_timeout_cancel(job)
@@ -386,7 +395,7 @@ class ProcessPool(PromptPool):
             process.left += 1
             waiting.append(job)
         for job in tuple(process.given):  # after all is known: it may be terminated then
-            if not job._accepted:
+            if not (job._accepted or job.told):
                 self._begun(process, job)
         return waiting
 
@@ -398,6 +407,11 @@ class ProcessPool(PromptPool):
             job._ack(None, monotonic(), pid, None)
         except AttributeError:  # of billiard's, where the callback has raised another error
             log.exception("What precedes a task has failed; the task is begun")
+
+    def _on_begins(self, descriptor: int) -> None:
+        process = self._fileno_to_inq[descriptor]
+        if process.given[0]._job in self._cache:  # else it was forgotten with its connection
+            self._begun(process, process.given[0])
 
     def _on_ends(self, descriptor: int, ends: Sequence[End]) -> None:
         process = self._fileno_to_inq[descriptor]

@@ -35,8 +35,9 @@ SECONDS = 60.0  # for which something is waited for
 class Task(Request):
     """A request, so far as the pool asks it."""
 
-    def __init__(self, name: str, again: bool = False):
+    def __init__(self, name: str, again: bool = False, acks_late: bool = True):
         self._type, self._delivery_info = name, {"redelivered": again}
+        self._task = SimpleNamespace(acks_late=acks_late)
         self.is_revoked, self.begun, self.on_begun = False, 0, int
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -299,6 +300,36 @@ def test_a_process_that_ends_by_itself_had_not_begun_the_next_one(start):
     running.turn(lambda: len(running.ends) == 2)
     assert running.ends == [SystemExit, 1]
     assert 1 <= task.begun <= 2
+
+
+def test_a_task_that_is_acknowledged_when_it_begins_has_begun_then(start):
+    """The process to which it was given may end before."""
+    running = start()
+    running.warm()
+    [process] = running.pool._pool
+    os.kill(process.pid, signal.SIGSTOP)
+    task = running.do(give_back, 1, task=Task("some", acks_late=False))
+    running.do(give_back, 2)
+    running.pool._share_out()
+    assert running.counts() == [1]
+    assert not task.begun
+    os.kill(process.pid, signal.SIGKILL)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [1, 2]
+    assert task.begun == 1
+
+
+def test_what_was_not_begun_is_not_acknowledged_at_the_end(start):
+    running = start()
+    [process] = running.pool._pool
+    os.kill(process.pid, signal.SIGSTOP)
+    task = running.do(give_back, 1, task=Task("some", acks_late=False))
+    running.pool._share_out()
+    running.pool.close()
+    os.kill(process.pid, signal.SIGCONT)
+    running.pool.join()
+    assert not running.ends
+    assert not task.begun
 
 
 @pytest.mark.parametrize("size", [LONGEST - 1_000, LONGEST, 40 * LONGEST])
