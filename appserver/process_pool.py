@@ -59,6 +59,11 @@ End = tuple[bytes, float]
 
 _CONTROL = socket.CMSG_SPACE(4)  # bytes for one descriptor
 _SECOND = pack("ll", 1, 0)  # a timeval
+#: The signals that raise something in a process, or may do so where a task has set them.
+_SIGNALS = {
+    *(signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGINT, signal.SIGALRM),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+}
 
 log = logging.getLogger(__name__)
 
@@ -187,12 +192,12 @@ class Process(Worker):
         self.wait_for_job, self.wait_for_syn = self._next, None
 
     def on_loop_start(self, pid: int) -> None:
-        super().on_loop_start(pid)
         if self._shutdown:  # it may be set while nothing comes
             # Python's own timeout would be waited for with MSG_DONTWAIT as well.
             self.inq._reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SECOND)
         self.outq = Ends(self.outq, self.inqW_fd)
         signal.signal(signal.SIGUSR1, self.outq.on_soft_timeout)
+        super().on_loop_start(pid)  # which asks for the first job
 
     def _next(self) -> Any:
         """Return the next task; what is held is written before it is waited for."""
@@ -216,6 +221,22 @@ class Process(Worker):
         return super()._ensure_messages_consumed(completed)
 
 
+class Results(HeldResults):
+    """Those of a process. No signal interrupts their writing: what was not told would be lost."""
+
+    def flush(self) -> None:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            super().flush()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _run(self) -> None:
+        # What this thread receives would interrupt the main one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        super()._run()
+
+
 class Ends:
     """What a process tells the worker: the ends of its tasks, several in one message.
 
@@ -226,7 +247,7 @@ class Ends:
     def __init__(self, queue: Any, descriptor: int):
         self._queue, self._descriptor = queue, descriptor
         app = current_app._get_current_object()
-        self._held = hold_results(app, HeldResults, self._tell)
+        self._held = hold_results(app, Results, self._tell)
         self._began, self._quick, self._runs = 0.0, False, False
 
     def begin(self, quick: bool, told: bool) -> None:

@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,8 @@ from celery.worker.request import Request
 from kombu.asynchronous.hub import Hub
 
 from appserver import held_results, process_pool
-from appserver.process_pool import LONGEST, Processes, ProcessPool, PromptPool
+from appserver.held_results import Stored
+from appserver.process_pool import LONGEST, Processes, ProcessPool, PromptPool, Results
 
 SECONDS = 60.0  # for which something is waited for
 
@@ -379,6 +380,29 @@ def test_the_soft_limit_interrupts_the_task_and_nothing_else(start, tmp_path):
     running.do(os.getpid)
     running.turn(lambda: len(running.ends) == 2)
     assert running.ends == [SoftTimeLimitExceeded, running.pool._pool[0].pid]
+
+
+def test_no_signal_interrupts_the_writing_of_results(monkeypatch):
+    def interrupt(number: int, frame: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    def store_all(results: Sequence[Stored]) -> list[bool]:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        return [True] * len(results)
+
+    monkeypatch.setattr(held_results, "HELD", SECONDS)
+    told = list[str]()
+    results = Results(bool, store_all, told.extend)
+    results.begin(True)
+    results.end(lambda: results.hold_stored(Stored(b"key", "value", 0), int))
+    results.hold_end("end")
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            results.flush()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told == ["end"]
 
 
 def test_what_is_revoked_while_it_waits_is_not_run(start, tmp_path):
