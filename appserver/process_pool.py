@@ -32,7 +32,8 @@ from typing import Any
 from billiard.exceptions import SoftTimeLimitExceeded
 from billiard.pool import ACK, EX_FAILURE, EX_OK, READY, RUN, TimeoutHandler
 from billiard.reduction import ForkingPickler
-from celery import bootsteps, current_app
+from celery import bootsteps
+from celery.app import app_or_default
 from celery.concurrency.asynpool import AsynPool, Worker
 from celery.worker.request import Request
 
@@ -74,20 +75,30 @@ _PARTS = PrivateParts(
 )
 _QUEUE_PARTS = PrivateParts(
     "the processes of a pool get one task at a time",
+    "billiard.pool:ApplyResult._accept_callback",
     "billiard.pool:ApplyResult._accepted",
+    "billiard.pool:ApplyResult._job",
     "billiard.pool:ApplyResult._on_timeout_cancel",
     "billiard.pool:ApplyResult._time_accepted",
     "billiard.pool:ApplyResult._worker_pid",
+    "billiard.pool:ApplyResult._write_to",
     "billiard.pool:Pool._cache",
+    "billiard.pool:Pool._maxtasksperchild",
     "billiard.pool:Pool._on_ready_counters",
+    "billiard.pool:Pool._process_by_pid",
     "billiard.pool:Pool._quick_put",
+    "billiard.pool:Pool._result_handler",
+    "billiard.pool:Pool._state",
     "billiard.pool:Pool.TimeoutHandler",
     "billiard.pool:Pool.terminate_job",
     "billiard.pool:ResultHandler.state_handlers",
     "billiard.pool:Worker._ensure_messages_consumed",
     "billiard.pool:Worker._make_child_methods",
+    "billiard.pool:Worker._shutdown",
+    "billiard.process:BaseProcess._is_alive",
     "celery.concurrency.asynpool:AsynPool._create_write_handlers",
     "celery.concurrency.asynpool:AsynPool._fileno_to_inq",
+    "celery.concurrency.asynpool:AsynPool._put_back",
     "celery.concurrency.asynpool:AsynPool.process_flush_queues",
     "celery.worker.worker:WorkController._process_task",
 )
@@ -246,7 +257,7 @@ class Ends:
 
     def __init__(self, queue: Any, descriptor: int):
         self._queue, self._descriptor = queue, descriptor
-        app = current_app._get_current_object()
+        app = app_or_default()
         self._held = hold_results(app, Results, self._tell)
         self._began, self._quick, self._runs = 0.0, False, False
 
