@@ -176,7 +176,7 @@ class HeldResults:
 
 
 class ThreadsResults(HeldResults):
-    """Those of the tasks that run in threads beside the loop, which writes them.
+    """The replies of the tasks that run in threads beside the loop, which writes them.
 
     A task that is alone in the worker has its result written at once.
     """
@@ -188,6 +188,13 @@ class ThreadsResults(HeldResults):
 
     def _may_hold(self) -> bool:
         return not self._tells and len(state.reserved_requests) > 1
+
+    def hold_stored(self, result: Stored, otherwise: Callable[[], object]) -> bool:
+        """Hold none: a store that does not answer would hold up the loop, and all replies.
+
+        Each task waits for its own. Those that wait at the same time are stored together anyway.
+        """
+        return False
 
 
 def _try(otherwise: Callable[[], object], name: str) -> None:

@@ -164,6 +164,16 @@ def test_threads_hold_results_where_the_worker_has_other_tasks(monkeypatch):
     assert not hold(held.hold_reply, REPLY, forbidden)
 
 
+def test_the_loop_of_threads_waits_for_no_store(monkeypatch):
+    monkeypatch.setattr(state, "reserved_requests", [REPLY, REPLY])
+    held = ThreadsResults((connection := Connection()).publish_all, forbidden)
+    held.begin(more=True)
+    assert not hold(held.hold_stored, Stored(b"1", "{}", 0), forbidden)
+    assert hold(held.hold_reply, REPLY, forbidden)
+    held.flush()
+    assert connection.writes == [["1"]]
+
+
 @pytest.fixture
 def app(celery):
     """An app whose backend replies, and writes what it holds to `app.written`."""
