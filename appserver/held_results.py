@@ -126,8 +126,14 @@ class HeldResults:
                 held, self._held = self._held, []
                 ended, self._ended = self._ended, []
                 self._turn += 1
-            if held:
-                self._write(held)
+            try:
+                if held:
+                    self._write(held)
+            except BaseException:  # of a task that looks for a result, and reached its time limit
+                with self._mutex:
+                    self._held, self._ended = held + self._held, ended + self._ended
+                    self._watch()
+                raise
             if ended and self._tell:
                 self._tell(ended)
 

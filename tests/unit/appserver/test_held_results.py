@@ -148,6 +148,25 @@ def test_the_end_of_a_task_is_told_after_its_result_was_written():
     assert connection.writes == [["1"], ["end"], ["another"]]
 
 
+def test_nothing_is_lost_with_a_task_that_is_interrupted_where_it_looks_for_a_result():
+    connection = Connection()
+
+    def publish_all(replies):
+        connection.publish_all(replies)
+        if len(connection.writes) == 1:
+            raise KeyboardInterrupt
+        return True
+
+    held = HeldResults(publish_all, None, lambda ends: connection.writes.append(ends))
+    held.begin(more=True)
+    hold(held.hold_reply, REPLY, forbidden)
+    held.hold_end("end")
+    with pytest.raises(KeyboardInterrupt):
+        held.flush()
+    held.flush()
+    assert connection.writes == [["1"], ["1"], ["end"]]
+
+
 def test_threads_hold_results_where_the_worker_has_other_tasks(monkeypatch):
     requests = [Reply("", "", b""), Reply("", "", b"")]
     monkeypatch.setattr(state, "reserved_requests", requests)
