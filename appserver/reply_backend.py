@@ -45,6 +45,9 @@ LAST = frozenset((states.FAILURE, states.REVOKED, states.RETRY, states.STARTED))
 #: (`max_message_size`): it closes the channel, and the replies behind that one are lost.
 MAX_REPLY = 16 * 1024 * 1024
 
+#: The longest of AMQP's short strings, in bytes.
+SHORT = 255
+
 log = logging.getLogger(__name__)
 
 _encode = JSONEncoder().encode
@@ -73,6 +76,9 @@ class ReplyMixin(_Backend):
         reply_to = getattr(request, "reply_to", None)
         store = partial(super().store_result, task_id, result, state, traceback, request, **kwargs)
         if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
+            return self._store(store, task_id, result, state)
+        if not (is_short(reply_to) and is_short(task_id)):
+            # Nobody can wait for that reply, and it would fail all that are written with it.
             return self._store(store, task_id, result, state)
         # The reply is sent before the result is stored, because the sender waits for the reply.
         must = must_store(request)
@@ -190,6 +196,14 @@ def must_store(request: Any) -> bool:
         return True
     delivery = headers.get("delivery")
     return isinstance(delivery, dict) and bool(delivery.get("store"))
+
+
+def is_short(text: Any) -> bool:
+    """Tell whether a message can have `text` as an address, or as a correlation id."""
+    try:
+        return len(text.encode()) <= SHORT
+    except (AttributeError, UnicodeEncodeError):
+        return False
 
 
 def json_result(result: Any, state: str) -> Any:

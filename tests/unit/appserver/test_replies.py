@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from struct import unpack
+from unittest.mock import Mock
 
 import pytest
 from amqp.basic_message import Message
@@ -72,6 +73,17 @@ def test_states_on_the_way_are_neither_replied_nor_stored(celery, state):
     backend = "appserver.reply_backend:ReplyBackend+redis://127.0.0.1:1/0"
     app = celery(broker=NOWHERE, backend=backend)
     app.backend.store_result("1", {}, state, request=request(delivery={"store": False}))
+    assert not hasattr(app, "reply_connection")
+
+
+@pytest.mark.parametrize("task_id", ["1" * 256, "\u00e9" * 128, "\ud800", 1])
+def test_no_reply_is_written_that_no_message_can_be(celery, task_id):
+    app = celery(broker=NOWHERE, backend="appserver.reply_backend:ReplyBackend+redis://127.0.0.1:1")
+    app.backend._store_result = stored = Mock()
+    app.backend.store_result(task_id, 1, states.SUCCESS, request=request(delivery={}))
+    address = {"delivery": {}, "reply_to": "gateway.reply." + "1" * 250}
+    app.backend.store_result("1", 1, states.SUCCESS, request=request(**address))
+    assert [call.args[0] for call in stored.call_args_list] == [task_id, "1"]
     assert not hasattr(app, "reply_connection")
 
 
