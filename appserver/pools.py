@@ -41,7 +41,7 @@ class SettledTasks(bootsteps.Step):
 
     def create(self, worker: Any) -> None:
         pool = worker.pool
-        if not (isinstance(pool, solo.TaskPool) or pool.is_green):
+        if not isinstance(pool, solo.TaskPool):
             pool.on_stop = partial(_stop, pool.on_stop, worker)
         if isinstance(pool, solo.TaskPool):
             begin = partial(_apply_here, Watch(worker, is_supervised()))
@@ -76,9 +76,11 @@ def _stop(on_stop: Callable[[], object], worker: Any) -> None:
     ended = threading.Event()
 
     def keep() -> None:
-        while not ended.wait(BEAT):
+        over = False
+        while not over:
+            over = ended.wait(BEAT)  # then once more, for what ended last
             beat(worker)
-            if stream := getattr(worker.consumer, "stream", None):
+            if stream := getattr(getattr(worker, "consumer", None), "stream", None):
                 with suppress(OSError):
                     stream.flush()
 

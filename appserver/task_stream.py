@@ -78,6 +78,9 @@ class TaskStream:
         self._connection = consumer.connection.connection
         self._transport = self._connection.transport
         self._results = _held_results(consumer)
+        if self._results:
+            # A message that py-amqp has read is acknowledged by itself.
+            self._channel.basic_ack = partial(self._ack_alone, self._channel.basic_ack)
         #: The bytes of the longest message that is not left to py-amqp; its body is one frame.
         self._longest = min(READ, self._connection.frame_max)
         self._tls = isinstance(self._transport.sock, ssl.SSLSocket)
@@ -235,6 +238,11 @@ class TaskStream:
             self._quick.add(name)
         else:
             self._quick.discard(name)
+
+    def _ack_alone(self, basic_ack: Callable[..., object], *args: Any, **options: Any) -> None:
+        if self._results:
+            self._results.flush()  # its own may be held
+        basic_ack(*args, **options)
 
     def flush(self) -> None:
         """Write all results that are held, then all acknowledgements. Raises OSError."""

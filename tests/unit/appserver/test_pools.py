@@ -7,6 +7,7 @@ import threading
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -237,6 +238,17 @@ def test_while_a_pool_ends_heartbeats_are_sent_and_acknowledgements_written(monk
 
     assert flushed.is_set() and set(map(id, beats)) == {id(worker)}
     assert "pool-end" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("name", ["threads", "gevent"])
+def test_what_ended_last_is_written_before_a_pool_has_ended(monkeypatch, name):
+    monkeypatch.setattr("appserver.pools.BEAT", 3_600)
+    pool, stream = get_implementation(name)(1), Mock()
+    worker = SimpleNamespace(pool=pool, consumer=SimpleNamespace(stream=stream))
+    SettledTasks(None).create(worker)
+    pool.start()
+    pool.stop()
+    stream.flush.assert_called_once_with()
 
 
 def test_a_cold_shutdown_leaves_the_task_of_solo_its_end_and_begins_no_other(app, caplog):

@@ -9,7 +9,7 @@ import threading
 from contextlib import nullcontext
 from struct import unpack_from
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pika
 import pytest
@@ -400,3 +400,12 @@ def test_the_greenlet_survives_a_lost_connection(start, caplog):
     greenlet.call_soon(done.set)
     assert done.wait(SECONDS)
     assert [record.levelname for record in caplog.records] == ["INFO", "ERROR"]
+
+
+def test_what_amqp_has_read_is_acknowledged_after_its_result_was_written(start, monkeypatch):
+    worker, calls = start(), Mock()
+    worker.tasks.channel.basic_ack = calls.ack
+    monkeypatch.setattr(task_stream, "_held_results", lambda consumer: calls.results)
+    TaskStream(worker.consumer, worker.hub)
+    worker.tasks.channel.basic_ack(1, multiple=False)
+    assert calls.mock_calls == [call.results.flush(), call.ack(1, multiple=False)]
