@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from celery import Task, signals
@@ -118,6 +118,14 @@ class HeldResults:
             self._ended.append(end)
             self._watch()
 
+    def follow(self, call: Callable[[], object]) -> bool:
+        """Call something after what this thread holds; False: it holds nothing."""
+        return False
+
+    def end_turn(self) -> None:
+        """Write what is held, as the loop's turn ends."""
+        self.flush()
+
     def flush(self) -> None:
         """Write what is held; it is written when this returns, also if the thread writes it."""
         self._more = False
@@ -182,12 +190,22 @@ class HeldResults:
 
 
 class ThreadsResults(HeldResults):
-    """The replies of the tasks that run in threads beside the loop, which writes them.
+    """Those of tasks that run in threads or greenlets.
 
-    A task that is alone in the worker has its result written at once.
+    The loop writes the replies. What is to be stored another thread stores, as a store that does
+    not answer is not to hold up the loop; it has the messages acknowledged then. A task that is
+    alone in the worker has its result written at once.
     """
 
-    _tells = False
+    def __init__(
+        self,
+        publish_all: Callable[[Sequence[Reply]], bool],
+        store_all: Callable[[Sequence[Stored]], list[bool]] | None,
+        tell: Callable[[Sequence[Any]], object] | None = None,
+    ):
+        super().__init__(publish_all, None)
+        self._stores = _Stores(publish_all, store_all, _call_all)
+        self._tells = False
 
     def begin(self, more: bool, tells: bool = False) -> None:
         self._tells = tells
@@ -196,11 +214,46 @@ class ThreadsResults(HeldResults):
         return not self._tells and len(state.reserved_requests) > 1
 
     def hold_stored(self, result: Stored, otherwise: Callable[[], object]) -> bool:
-        """Hold none: a store that does not answer would hold up the loop, and all replies.
+        may_hold = getattr(self._here, "ends", False)
+        return may_hold and self._stores.end(partial(self._stores.hold_stored, result, otherwise))
 
-        Each task waits for its own. Those that wait at the same time are stored together anyway.
-        """
-        return False
+    def follow(self, call: Callable[[], object]) -> bool:
+        return self._stores.follow(call)
+
+    def end_turn(self) -> None:
+        super().flush()
+
+    def flush(self) -> None:
+        super().flush()
+        self._stores.flush()
+
+
+class _Stores(HeldResults):
+    """Stored by a thread, which takes whatever there is when it comes to it."""
+
+    def _may_hold(self) -> bool:
+        return True
+
+    def _hold(self, result: Reply | Stored, otherwise: Callable[[], object]) -> bool:
+        self._here.holds = super()._hold(result, otherwise)
+        return bool(self._here.holds)
+
+    def follow(self, call: Callable[[], object]) -> bool:
+        if not getattr(self._here, "holds", False):
+            return False
+        self._here.holds = False
+        self.hold_end(call)
+        return True
+
+    def _run(self) -> None:
+        while self._watching.wait():
+            self._watching.clear()
+            self.flush()
+
+
+def _call_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _try(otherwise: Callable[[], object], name: str) -> None:

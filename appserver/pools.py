@@ -82,7 +82,7 @@ def _stop(on_stop: Callable[[], object], worker: Any) -> None:
             beat(worker)
             if stream := getattr(getattr(worker, "consumer", None), "stream", None):
                 with suppress(OSError):
-                    stream.flush()
+                    stream.finish()
 
     thread = threading.Thread(target=keep, name="pool-end", daemon=True)
     thread.start()

@@ -99,7 +99,14 @@ class TaskStream:
         self._hub.call_soon(self._handle_all)
 
     def acknowledge(self, tag: int) -> None:
-        """Acknowledge a message at the end of the loop's turn; any thread may call this."""
+        """Acknowledge a message at the end of the loop's turn; any thread may call this.
+
+        Where the thread's result is held, that comes first.
+        """
+        if not (self._results and self._results.follow(partial(self._acknowledge, tag))):
+            self._acknowledge(tag)
+
+    def _acknowledge(self, tag: int) -> None:
         self._ended.append(tag)
         if not self._flush_follows:
             self._flush_follows = True
@@ -244,12 +251,18 @@ class TaskStream:
             self._results.flush()  # its own may be held
         basic_ack(*args, **options)
 
+    def finish(self) -> None:
+        """Write everything, whoever would do so. Raises OSError."""
+        if self._results:
+            self._results.flush()
+        self.flush()
+
     def flush(self) -> None:
-        """Write all results that are held, then all acknowledgements. Raises OSError."""
+        """Write all results of a turn, then all acknowledgements. Raises OSError."""
         self._flush_follows = False  # first: what is appended from now on schedules another one
         tags = [self._ended.popleft() for _ in range(len(self._ended))]
         if self._results:
-            self._results.flush()  # after the tags were taken: a thread may have held more
+            self._results.end_turn()
         if not tags:
             return
         if not (self._transport.connected and self._channel.is_open):

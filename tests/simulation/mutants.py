@@ -392,8 +392,8 @@ MUTANTS = [
     _w(
         "acknowledged before what is held is written",
         "task_stream",
-        "self._results.flush()  # after the tags",
-        "pass  # after the tags",
+        "self._results.end_turn()",
+        "pass",
     ),
     _w("nothing written before a slow task", "task_stream", "if name not in self._quick:", "if 0:"),
     _w(

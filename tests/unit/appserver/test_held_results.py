@@ -37,6 +37,9 @@ class Connection:
         return self.up
 
 
+SECONDS = 60.0
+
+
 def hold(how, *args):
     """Hold what a task returns, by one of the methods, as its end does."""
     return how.__self__.end(partial(how, *args))
@@ -185,12 +188,25 @@ def test_threads_hold_results_where_the_worker_has_other_tasks(monkeypatch):
 
 def test_the_loop_of_threads_waits_for_no_store(monkeypatch):
     monkeypatch.setattr(state, "reserved_requests", [REPLY, REPLY])
-    held = ThreadsResults((connection := Connection()).publish_all, forbidden)
+    answers, acknowledged, done = threading.Event(), [], threading.Event()
+
+    def store_all(results):
+        assert answers.wait(SECONDS)
+        return [True] * len(results)
+
+    held = ThreadsResults((connection := Connection()).publish_all, store_all)
     held.begin(more=True)
-    assert not hold(held.hold_stored, Stored(b"1", "{}", 0), forbidden)
+    assert not held.follow(done.set)  # this thread holds nothing
+    for number in (1, 2):
+        assert hold(held.hold_stored, Stored(b"%d" % number, "{}", 0), forbidden)
+        assert held.follow(partial(acknowledged.append, number))
     assert hold(held.hold_reply, REPLY, forbidden)
-    held.flush()
+    held.end_turn()
     assert connection.writes == [["1"]]
+    assert not acknowledged
+    answers.set()
+    held.flush()
+    assert acknowledged == [1, 2]
 
 
 @pytest.fixture

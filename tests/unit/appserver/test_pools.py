@@ -229,7 +229,7 @@ def test_while_a_pool_ends_heartbeats_are_sent_and_acknowledgements_written(monk
 
     monkeypatch.setattr("appserver.pools.BEAT", 0.001)
     monkeypatch.setattr("appserver.pools.beat", beats.append)
-    consumer = SimpleNamespace(stream=SimpleNamespace(flush=flush))
+    consumer = SimpleNamespace(stream=SimpleNamespace(finish=flush))
     worker = SimpleNamespace(pool=pool, consumer=consumer)
     SettledTasks(None).create(worker)
     pool.start()
@@ -248,7 +248,7 @@ def test_what_ended_last_is_written_before_a_pool_has_ended(monkeypatch, name):
     SettledTasks(None).create(worker)
     pool.start()
     pool.stop()
-    stream.flush.assert_called_once_with()
+    stream.finish.assert_called_once_with()
 
 
 def test_a_cold_shutdown_leaves_the_task_of_solo_its_end_and_begins_no_other(app, caplog):
