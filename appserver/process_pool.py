@@ -29,6 +29,7 @@ from struct import Struct, pack
 from time import monotonic
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import SoftTimeLimitExceeded
 from billiard.pool import ACK, EX_FAILURE, EX_OK, READY, RUN, TimeoutHandler
 from billiard.reduction import ForkingPickler
@@ -58,6 +59,7 @@ _head = Struct(">Q??")
 #: billiard's message of a job's end, pickled, and the seconds that the job took.
 End = tuple[bytes, float]
 
+_NO_JOB = 2**64 - 1  # in place of a job's number
 _CONTROL = socket.CMSG_SPACE(4)  # bytes for one descriptor
 _SECOND = pack("ll", 1, 0)  # a timeval
 #: The signals that raise something in a process, or may do so where a task has set them.
@@ -144,10 +146,10 @@ class Packets:
 
     def put(self, message: object) -> None:
         """Put a message that is no job at the end."""
-        self._writer.send(_head.pack(0, False, False) + pickle.dumps(message))
+        self._writer.send(_head.pack(_NO_JOB, False, False) + pickle.dumps(message))
 
     def give(self, number: int, quick: bool, told: bool, job: bytes) -> bool:
-        """Put a job at the end; False: there is no room."""
+        """Put a job at the end; False: there is no room for it now."""
         head = _head.pack(number, quick, told)
         try:
             if len(job) <= LONGEST:
@@ -157,16 +159,16 @@ class Packets:
                 file.write(job)
                 file.flush()
                 socket.send_fds(self._writer, [head], [file.fileno()], socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        except OSError:  # there may also be too many files
             return False
         return True
 
-    def take_back(self) -> int:
-        """Take the oldest job that was not read, and return its number; 0: there is none."""
+    def take_back(self) -> int | None:
+        """Take the oldest job that was not read, and return its number; None: there is none."""
         try:
             packet = self._reader.recv(flags=socket.MSG_DONTWAIT)
         except OSError:  # also where the queue was closed, as its process has ended
-            return 0
+            return None
         number: int = _head.unpack(packet)[0]
         return number
 
@@ -410,7 +412,7 @@ class ProcessPool(PromptPool):
 
     def _take_back(self, process: Any) -> list[Any]:
         """Take back the jobs that `process` has not read, the oldest first."""
-        unread = set(iter(process.inq.take_back, 0))
+        unread = set(iter(process.inq.take_back, None))
         given, process.given = process.given, deque()
         waiting = []
         for job in given:
@@ -448,9 +450,14 @@ class ProcessPool(PromptPool):
     def _on_ends(self, descriptor: int, ends: Sequence[End]) -> None:
         process = self._fileno_to_inq[descriptor]
         for end, took in ends:
-            if request := process.given.popleft().request:
-                (self._quick.add if took < TURN else self._quick.discard)(request.type)
-            self._result_handler.on_state_change(pickle.loads(end))
+            job = process.given.popleft()
+            if job.request:
+                (self._quick.add if took < TURN else self._quick.discard)(job.request.type)
+            try:
+                message = pickle.loads(end)
+            except Exception:  # noqa: BLE001 - of a class of the app's, for example
+                message = READY, (job._job, None, (False, ExceptionInfo()), descriptor)
+            self._result_handler.on_state_change(message)
             if process.given and not process.given[0]._accepted:
                 self._begun(process, process.given[0])
         # A process that ends waits until it was heard.
@@ -468,6 +475,14 @@ class ProcessPool(PromptPool):
             if getattr(pid, "job", None) in [job._job for job in process.given][:-1]:
                 return
         super().terminate_job(pid, sig)
+
+    def on_job_process_down(self, job: Any, pid_gone: int) -> None:
+        """Replace the queues of a process, where it has lost a job.
+
+        One that has ended a moment ago is still to be asked what it has not read.
+        """
+        if job._write_to not in self._pool:
+            super().on_job_process_down(job, pid_gone)
 
     def process_flush_queues(self, proc: Any) -> None:
         """Take back what a process that has ended has not read, and read what it has told."""

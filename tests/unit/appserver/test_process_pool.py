@@ -28,7 +28,7 @@ from kombu.asynchronous.hub import Hub
 
 from appserver import held_results, process_pool
 from appserver.held_results import Stored
-from appserver.process_pool import LONGEST, Processes, ProcessPool, PromptPool, Results
+from appserver.process_pool import LONGEST, Packets, Processes, ProcessPool, PromptPool, Results
 
 SECONDS = 60.0  # for which something is waited for
 
@@ -152,6 +152,19 @@ def give_back(value: object) -> object:
     return value
 
 
+class Unreadable:
+    """Has a pickle that only the process that made it can read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read, (os.getpid(),)
+
+
+def _read(pid: int) -> Unreadable:
+    if pid != os.getpid() and pid != os.getppid():
+        raise KeyError(pid)
+    return Unreadable()
+
+
 def wait_for(file: Path) -> None:
     while not file.exists():
         time.sleep(0.001)
@@ -269,6 +282,41 @@ def test_a_lost_process_loses_the_task_that_it_runs(start):
     running.turn(lambda: len(running.ends) == 6)
     assert running.ends == [WorkerLostError, 0, 1, 2, 3, 4]
     assert not running.pool._cache
+
+
+def test_a_process_that_has_just_ended_is_asked_what_it_has_not_read(start, tmp_path):
+    """Also where it ends while the end of another one is handled."""
+    running = start()
+    running.warm()
+    running.do(wait_for, tmp_path / "never")
+    for number in range(3):
+        running.do(give_back, number)
+    running.pool._share_out()
+    [process] = running.pool._pool
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    for job in list(running.pool._cache.values()):
+        running.pool.on_job_process_down(job, process.pid)
+    running.turn(lambda: len(running.ends) == 4)
+    assert running.ends == [WorkerLostError, 0, 1, 2]
+
+
+def test_a_result_that_cannot_be_read_is_a_failure(start):
+    running = start()
+    running.warm()
+    for value in (Unreadable(), 1):
+        running.do(give_back, value)
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [KeyError, 1]
+
+
+def test_the_first_job_of_all_can_be_taken_back():
+    packets = Packets()
+    assert packets.give(0, True, False, b"job")
+    assert packets.take_back() == 0
+    assert packets.take_back() is None
+    packets._writer.close()
+    packets._reader.close()
 
 
 def test_ends_that_were_told_are_not_lost_with_the_process(start, tmp_path):
