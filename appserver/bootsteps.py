@@ -20,6 +20,8 @@ from appserver.private_parts import PrivateParts
 #: The attribute with the parameters of a task, for which `gateway check` asks.
 PARAMETERS = "gateway_parameters"
 
+TIMERS = 1_000  # that are called in one turn of the loop, at most
+
 _PARTS = PrivateParts(
     "the worker may wait up to a second between messages", "kombu.asynchronous.hub:Hub._ready"
 )
@@ -52,7 +54,8 @@ class PromptHub(bootsteps.StartStopStep):
         fire_timers = hub.fire_timers
 
         def poll_timeout(**kwargs: Any) -> float:
-            delay: float = fire_timers(**kwargs)
+            # kombu calls ten by itself, and waits for a second then, also if more are due.
+            delay: float = fire_timers(**kwargs, max_timers=TIMERS)
             return 0 if hub._ready else delay
 
         hub.fire_timers = poll_timeout

@@ -394,6 +394,7 @@ def install() -> None:
         "appserver.reply_backend": {"datetime": _Moments},
         "appserver.reply_connection": {"select": polls, "threading": threads},
         "appserver.held_results": {"threading": threads},
+        "appserver.together": {"threading": threads},
         "appserver.watch": {"threading": threads},
     }.items():
         module = import_module(name)

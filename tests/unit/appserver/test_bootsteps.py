@@ -56,6 +56,14 @@ def test_a_fork_s_signals_do_not(worker):
     assert worker.hub.poller.poll(0) in ([], None)
 
 
+def test_all_timers_that_are_due_are_called_at_once(worker):
+    called = []
+    for number in range(50):
+        worker.hub.call_later(0, called.append, number)
+    worker.hub.fire_timers()
+    assert sorted(called) == list(range(50))
+
+
 def test_a_worker_without_a_loop_has_nothing_to_wake():
     worker = SimpleNamespace(hub=None, steps=[])
     step = PromptHub(worker)
