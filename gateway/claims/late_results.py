@@ -31,6 +31,7 @@ Read = Callable[[Outcome], tuple[Answer | None, bool]]
 #: The shortest and the longest pause between queries for missed results, in seconds. Within these
 #: it is a third of the time for which results are kept.
 _PAUSES = (0.1, 60.0)
+OTHER_RUN = 5.0  # seconds for which a success is listened for after a failure
 RETRY = 1.0  # seconds after a query that Redis has not answered
 
 
@@ -42,6 +43,7 @@ class _Task:
     read: Read
     until: float
     on_message: Callable[[bytes | None], object]
+    failed: bool = False
 
 
 class LateResults(Service):
@@ -100,10 +102,22 @@ class LateResults(Service):
             self._ended(task_id, decode_result(payload))
 
     def _ended(self, task_id: str, outcome: Outcome | None) -> None:
-        if outcome is None or task_id not in self._waiting:
+        if outcome is None or (task := self._waiting.get(task_id)) is None:
             return
-        task = self._forget(task_id)
-        self._claims.settle(task.claim, outcome, *task.read(outcome))
+        answer, final = task.read(outcome)
+        if final:
+            self._forget(task_id)
+        elif task.failed:
+            return
+        else:
+            # The broker may have had the message twice, and another run of it may succeed.
+            task.failed = True
+            asyncio.get_running_loop().call_later(OTHER_RUN, self._give_up, task_id, task)
+        self._claims.settle(task.claim, outcome, answer, final)
+
+    def _give_up(self, task_id: str, task: _Task) -> None:
+        if self._waiting.get(task_id) is task:
+            self._forget(task_id)
 
     def _forget(self, task_id: str) -> _Task:
         task = self._waiting.pop(task_id)

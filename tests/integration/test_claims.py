@@ -286,7 +286,6 @@ async def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two)
         await a.state(owner)  # which is read behind what was written
         assert await b.state(joined) == (FAILED, Outcome(FAILURE, error="Fehler?: too: many"))
         a.confirm(owner)  # late
-        a.finish(owner, SUCCESS)
         assert await b.state(joined) == (FAILED, Outcome(FAILURE, error="Fehler?: too: many"))
         anew = await b.take("x", b"digest", task("c"))
         a.fail(owner, "ValueError")
@@ -294,6 +293,17 @@ async def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two)
 
     assert (anew.state, anew.task_id) == (MINE, task("c"))
     assert state == (PUBLISHING, None)
+
+
+async def test_a_success_of_another_run_of_the_message_counts_more_than_a_failure(two):
+    async with two() as (a, b):
+        owner = await a.take("x", b"digest", task("a"))
+        a.fail(owner, "ValueError")
+        a.finish(owner, SUCCESS)
+        await a.state(owner)
+        later = await b.take("x", b"digest", task("b"))
+
+    assert (later.state, later.task_id, later.answer) == (DONE, task("a"), SUCCESS)
 
 
 async def test_another_body_is_refused_without_a_trace(two, redis_server):

@@ -25,6 +25,7 @@ FOUND = {
     ("pika", 18): "what had to be sent late was not written after Redis was back",
     ("redis", 7300108): "a delivery whose sender left before its claim stayed accepted",
     ("redis", 5041107): "a message that came twice failed, then succeeded, and ran again",
+    ("redis", 5043714): "the same, where others were told of the failure first",
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("redis", 2000144): "a subscription stayed with a former primary",
     ("redis", 2000446): "the same",
