@@ -170,6 +170,11 @@ def wait_for(file: Path) -> None:
         time.sleep(0.001)
 
 
+def begin(begun: Path) -> None:
+    begun.touch()
+    signal.pause()
+
+
 def append(file: Path, value: object) -> None:
     with file.open("a") as lines:
         lines.write(f"{value}\n")
@@ -288,10 +293,11 @@ def test_a_process_that_has_just_ended_is_asked_what_it_has_not_read(start, tmp_
     """Also where it ends while the end of another one is handled."""
     running = start()
     running.warm()
-    running.do(wait_for, tmp_path / "never")
+    running.do(begin, tmp_path / "begun")
     for number in range(3):
         running.do(give_back, number)
     running.pool._share_out()
+    wait_for(tmp_path / "begun")
     [process] = running.pool._pool
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
