@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -250,8 +251,9 @@ async def test_a_connection_that_lasted_comes_back_without_a_pause(broker, metri
 async def test_what_ends_a_channel_while_it_is_prepared_is_told_at_once(broker, metrics):
     began = monotonic()
 
-    def consume(channel, _scanner, **_ready) -> None:
-        channel.queue_declare("a-queue-that-nobody-makes", passive=True, callback=lambda _: None)
+    async def consume(channel, _scanner) -> None:
+        declare = partial(channel.queue_declare, "a-queue-that-nobody-makes", passive=True)
+        await broker_module.rpc(channel, declare)
 
     async with started(Publisher(config(broker), metrics, consume), ready=False) as publisher:
         await eventually(lambda: "NOT_FOUND" in publisher.error)
