@@ -25,6 +25,7 @@ from celery.worker import state
 
 HELD = 0.002  # seconds
 LONG = 8_192  # bytes; a longer result is not held
+AGAIN = 1.0  # seconds until what could not be stored is tried again
 #: How often the thread finds nothing before it waits to be woken up, which costs more than looking.
 IDLE = 25
 
@@ -248,7 +249,11 @@ class _Stores(HeldResults):
     def _run(self) -> None:
         while self._watching.wait():
             self._watching.clear()
-            self.flush()
+            try:
+                self.flush()
+            except Exception:  # it is held again; without this thread it would be held for ever
+                log.exception("Results could not be stored; this is tried again")
+                time.sleep(AGAIN)
 
 
 def _call_all(calls: Sequence[Callable[[], object]]) -> None:

@@ -209,6 +209,23 @@ def test_the_loop_of_threads_waits_for_no_store(monkeypatch):
     assert acknowledged == [1, 2]
 
 
+def test_the_thread_that_stores_survives_an_error(monkeypatch):
+    monkeypatch.setattr(state, "reserved_requests", [REPLY, REPLY])
+    monkeypatch.setattr(held_results, "AGAIN", 0)
+    errors, done = [KeyError("a fault")], threading.Event()
+
+    def store_all(results):
+        if errors:
+            raise errors.pop()
+        return [True] * len(results)
+
+    held = ThreadsResults(Connection().publish_all, store_all)
+    held.begin(more=True)
+    assert hold(held.hold_stored, Stored(b"1", "{}", 0), forbidden)
+    assert held.follow(done.set)
+    assert done.wait(SECONDS)
+
+
 @pytest.fixture
 def app(celery):
     """An app whose backend replies, and writes what it holds to `app.written`."""
