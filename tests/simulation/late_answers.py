@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -146,16 +145,19 @@ def late_answers(judge: Judge) -> Iterator[str]:
         if entry.queue:
             name = entry.arguments()[0][1]["x-try"].partition(".")[0]
             states[name].add(_REPLAYED if entry.replays else entry.state)
-    ended = {e.delivery: e.stored for e in judge.main if not e.failed and not e.lost}
+    ended = defaultdict[str, list[float]](list)
+    for e in judge.main:
+        if not e.failed and not e.lost:
+            ended[e.delivery].append(e.stored)
     made = {f"{e.delivery} {e.nonce}" for e in judge.main if not e.failed}
     for name, tries in deliveries.items():
         yield from _sent(judge, name, tries, got[name], made)
-        yield from _said(judge, name, got[name], states[name], ended.get(name, inf))
+        yield from _said(judge, name, got[name], states[name], ended[name])
         seen = got[name] or any(one.status == 200 for one in tries)
         told = states[name] & {LATE_FAILED, LATE_UNCERTAIN, _REPLAYED}
         lost = name in judge.gone or tries[0].at < judge.seen.ready or tries[0].failing
         kept = [one for one in tries if one.status == 202 and not _is_unwritten(judge, one)]
-        if name in ended and kept and not (seen or told or lost):
+        if ended[name] and kept and not (seen or told or lost):
             yield f"{judge.show(kept[-1])}, and nothing was sent"
 
 
@@ -178,9 +180,9 @@ def _sent(
 
 
 def _said(
-    judge: Judge, name: str, sent: list[Got], states: Container[str], ended: float
+    judge: Judge, name: str, sent: list[Got], states: Container[str], ended: list[float]
 ) -> Iterator[str]:
-    """Find what the journal says that was not so; `ended` is when the result was stored."""
+    """Find what the journal says that was not so; `ended` is when its results were stored."""
     done = {each.done for each in sent}
     if ANSWERED_LATE in states and "200" not in done:
         yield f"{name} is said to be answered late, after {done}"
@@ -190,9 +192,9 @@ def _said(
         yield f"{name} is said to be answered late perhaps, and nothing was taken"
 
 
-def _is_interrupted(judge: Judge, ended: float) -> bool:
-    """May a process have ended just before it sent the result of a task that has `ended`?"""
-    return judge.hit(ended - 1, ended + _SENDING, *_ENDS)
+def _is_interrupted(judge: Judge, ended: list[float]) -> bool:
+    """May a process have ended just before it sent one of the results stored at `ended`?"""
+    return any(judge.hit(at - 1, at + _SENDING, *_ENDS) for at in ended)
 
 
 def _is_unwritten(judge: Judge, one: Try) -> bool:

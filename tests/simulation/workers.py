@@ -158,11 +158,15 @@ class Worker:
         self.order, self.early, self.prefetch = order, early, prefetch
         self.random = Random(f"{world.seed} {name}")
         self.party = Party(name)
+        self.party.state = DEAD  # not started yet
         self.running: dict[str, Execution] = {}
         #: Dies at the next of these steps: "begun", "ran", "stored"; "": it does not.
         self.dies_at = ""
 
     def start(self) -> None:
+        """Start, unless it runs: a kill may come between a death and its start."""
+        if self.party.state != DEAD:
+            return
         self.party = Party(self.name)
         self.running = {}
         self._redis: RedisClient | None = None
