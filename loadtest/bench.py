@@ -18,6 +18,7 @@ from gateway.stack.loopback import accepts
 from gateway.stack.programs import find
 from loadtest.envelope import PLAIN, Envelope
 from loadtest.machine import ROOT
+from loadtest.servers import busy
 from loadtest.stack import Measurable, Measured, Stack, measured, nginx_config
 
 _ROUTE = """\
@@ -208,6 +209,14 @@ class Bench:
         server = self._python("tornado", "loadtest.servers.alone", *options, ready=port)
         with _until_stopped(server):
             yield Front(f"http://127.0.0.1:{port}", {"gateway": server})
+
+    @contextmanager
+    def busy(self, rate: float, us: float) -> Iterator[Front]:
+        """Run a process that uses `us` microseconds of CPU time `rate` times a second."""
+        options = (f"--rate={rate}", f"--us={us}")
+        server = self._python("busy", "loadtest.servers.busy", *options, ready=busy.READY)
+        with _until_stopped(server):
+            yield Front("", {"gateway": server, **self.servers})
 
     @contextmanager
     def other(self, peer: Peer) -> Iterator[Front]:

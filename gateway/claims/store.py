@@ -148,7 +148,9 @@ class Claims(Service):
         if found == b"conflict":
             raise KeyConflict
         state = _NAMES.get(found) or found.decode()
-        claim = self._claim(key, owner, span, state, str(UUID(bytes=task)), first_digest)
+        if task != who[1]:
+            task_id = str(UUID(bytes=task))
+        claim = self._claim(key, owner, span, state, task_id, first_digest)
         claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
         claim.tries, claim.lease = int(tries), int(lease) / 1000
         if recovers and state == PUBLISHING:
@@ -302,4 +304,4 @@ def _ms(seconds: float) -> int:
 
 
 def _raw(task_id: str) -> bytes:
-    return UUID(task_id).bytes
+    return bytes.fromhex(task_id.replace("-", ""))  # a fifth of what UUID() takes

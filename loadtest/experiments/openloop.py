@@ -1,7 +1,8 @@
 """Latencies at constant rates: what senders see who do not wait for each other.
 
 Tornado alone is asked for the same rates, for what they cost it; a client without HTTP too, for
-what of the latencies is the worker's, the broker's and this machine's.
+what of the latencies is the worker's and the broker's; and this client beside a process that uses
+as much CPU time as the gateway, for what is this machine's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _CPU = "cpu_us_per_request", "gateway"
 _P99 = "latency_ms", "p99"
 #: What a percentile may be of that of the client without HTTP, at most.
 BARE = "amqp"
+#: The same client beside a process that uses as much CPU time as the gateway did.
+BESIDE = "amqp, busy"
 BOUNDS: dict[tuple[str, str], Bounds] = {
     ("p99", LOW): {"at_most": 1.5, "aim": 1.2},
     ("p99", HIGH): {"at_most": 2, "aim": 1.2},
@@ -82,9 +85,21 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         ]
         alone = [constant(bench, rate, options.duration, case) for case, rate in shares]
         trials.append(Trial("tornado", partial(bench.alone, ALONE), alone))
-        bare = [_bare(bench, rate, options.duration, case) for case, rate in shares]
         worker = Front("", dict(bench.servers))
+        bare = [_bare(bench, rate, options.duration, case) for case, rate in shares]
         trials.append(Trial(BARE, lambda: nullcontext(worker), bare, checked=False))
+
+        def used(name: str, case: str) -> Callable[[], float]:
+            return lambda: median(figures(report.rows, name, _CPU, case))
+
+        busy = [
+            _bare(
+                bench, rate(name, SHARES[case]), options.duration, _of(case, name), used(name, case)
+            )
+            for name in options.strategies
+            for case in (LOW, HIGH)
+        ]
+        trials.append(Trial(BESIDE, lambda: nullcontext(worker), busy, checked=False))
         alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:
@@ -95,8 +110,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         report.judge(Target(f"p99 at {HIGH} / at {LOW}, {name}", values, at_most=5, aim=2))
         for (percentile, case), bounds in BOUNDS.items():
             path = "latency_ms", percentile
-            values = ratios(report.rows, path, (name, case), (BARE, _of(case, name)))
-            report.judge(Target(f"{percentile} at {case}, {name} / {BARE}", values, **bounds))
+            for client in (BARE, BESIDE):
+                values = ratios(report.rows, path, (name, case), (client, _of(case, name)))
+                report.judge(Target(f"{percentile} at {case}, {name} / {client}", values, **bounds))
         for case in SHARES:
             values = ratios(report.rows, _CPU, (name, case), ("tornado", _of(case, name)))
             report.judge(Target(f"gateway CPU at {case}, {name} / Tornado", values))
@@ -119,15 +135,28 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "ceilings measured so far. Latencies count from when a request was due, not from when it "
         "was sent; late: how long after it was due the client sent it, in ms. tornado: a "
         f"RequestHandler that answers {ALONE * 1e3:g} ms later, without any relay, at the same "
-        f"rates. {BARE}: the same tasks at the same rates without HTTP, with confirms.",
+        f"rates. {BARE}: the same tasks at the same rates without HTTP, with confirms. {BESIDE}: "
+        "the same client, beside a process that does nothing but use as much CPU time at that rate "
+        "as the gateway did, which is its gateway us: what of a latency is this machine's.",
     ]
     return report
 
 
-def _bare(bench: Bench, rate: Callable[[], float], seconds: float, case: str) -> Load:
+def _bare(
+    bench: Bench,
+    rate: Callable[[], float],
+    seconds: float,
+    case: str,
+    us: Callable[[], float] | None = None,
+) -> Load:
+    """Send without HTTP; `us`: beside a process that uses so much CPU time for each request."""
+
     def measure(front: Front) -> Row:
         a_second = rate()
-        with Requester(bench.broker.url) as requester:
+        with (
+            nullcontext(front) if us is None else bench.busy(a_second, us()) as front,
+            Requester(bench.broker.url) as requester,
+        ):
             requester.warm_up(64)
             found = dict[str, Any]()
 

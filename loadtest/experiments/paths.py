@@ -78,6 +78,9 @@ task = "appserver.tasks.echo"
 
 """
 _CPU = ("cpu_us", "all")
+_GATEWAY = ("cpu_us_per_request", "gateway")
+#: What a path may cost of the gateway's CPU time beside the plain route, in microseconds.
+MORE = {"deduplicated": 80, JOURNALLED: 15}
 _ROUNDS = 3
 
 
@@ -106,6 +109,11 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             report.judge(
                 Target(f"req/s, {case} / plain, {name}", ratios(report.rows, ("rps",), *pair)),
                 Target(f"CPU, {case} / plain, {name}", ratios(report.rows, _CPU, *pair)),
+            )
+        for case, most in MORE.items():
+            values = _more(report.rows, name, case, _GATEWAY)
+            report.judge(
+                Target(f"gateway CPU, {case} - plain, {name}", values, " us", at_most=most)
             )
     report.advice = conclude(report, options.strategies)
     report.heads = ("strategy", "path")
@@ -148,7 +156,8 @@ def conclude(report: Report, strategies: Sequence[str]) -> str:
         more = {
             case: values
             for case in dict.fromkeys(row["case"] for row in report.rows)
-            if case != PLAIN_ROUTE and len(values := _more(report.rows, name, case)) >= _ROUNDS
+            if case != PLAIN_ROUTE
+            and len(values := _more(report.rows, name, case, _CPU)) >= _ROUNDS
         }
         base = figures(report.rows, name, _CPU, PLAIN_ROUTE)
         told = {case: v for case, v in more.items() if min(v) > 0 or max(v) < 0}
@@ -166,14 +175,18 @@ def conclude(report: Report, strategies: Sequence[str]) -> str:
     return " ".join(sentences)
 
 
-def _more(rows: Sequence[Row], name: str, case: str) -> list[float]:
+def _more(rows: Sequence[Row], name: str, case: str, path: tuple[str, str]) -> list[float]:
     """Return what a request of `case` costs more than one of the plain route, by round."""
-    plain = {r["repeat"]: r for r in rows if (r["strategy"], r["case"]) == (name, PLAIN_ROUTE)}
-    return [
-        row["cpu_us"]["all"] - plain[row["repeat"]]["cpu_us"]["all"]
-        for row in rows
-        if (row["strategy"], row["case"]) == (name, case) and row["repeat"] in plain
-    ]
+
+    def by_round(case: str) -> dict[int, float]:
+        return {
+            row["repeat"]: row[path[0]][path[1]]
+            for row in rows
+            if (row["strategy"], row["case"]) == (name, case)
+        }
+
+    plain = by_round(PLAIN_ROUTE)
+    return [us - plain[each] for each, us in by_round(case).items() if each in plain]
 
 
 @contextmanager
