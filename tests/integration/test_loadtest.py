@@ -70,7 +70,7 @@ SHORT = ["--connections", "8", "--threads", "2", "--duration", "1", "--others", 
 # What each experiment measures, shortly: its options, its strategies and how many bounds it judges.
 HERE = "--repeats 1 --duration 1 --threads 2 --checked 20 --others 100 --strategies"
 BRIEFLY = {
-    "paths": (f"{HERE} redis --connections 8", "redis", 0),
+    "paths": (f"{HERE} redis --connections 8", "redis", 2),
     "cost": (
         f"{HERE} pika --connections 8 --requests 100",
         "pika pika,_stock_worker tornado tornado-below reply store ignore_result stock",
@@ -84,7 +84,7 @@ BRIEFLY = {
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
     "waiting": (f"{HERE} redis --connections 40 --task sleep:2", "redis tornado", 2),
     "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
-    "openloop": (f"{HERE} redis --connections 8", "redis tornado amqp", 5),
+    "openloop": (f"{HERE} redis --connections 8", "redis tornado amqp amqp,_busy", 9),
     "growth": (f"{HERE} pika,threadpool", "pika threadpool", 2),
     "soak": (f"{HERE} redis --connections 8", "redis", 7),
     "capacity": (f"{HERE} pika", "pika", 15),
