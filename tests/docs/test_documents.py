@@ -101,9 +101,9 @@ def test_the_committed_pages_are_drawn_from_their_figures():
 def test_performance_says_how_many_figures_are_missed():
     document = text("docs/performance.md")
     rows = re.findall(r"^\|.*\| missed \|$", document, re.M)
-    words = ["Eight", "Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen"]
-    (said,) = re.findall(r"^(\w+) of the figures above (?:is|are) missed\.$", document, re.M)
-    assert said == words[len(rows) - 8]
+    assert re.findall(r"^(\d+) of the figures above are missed\.$", document, re.M) == [
+        str(len(rows))
+    ]
 
 
 def test_every_key_that_a_task_gets_is_documented():
