@@ -41,7 +41,8 @@ test: install ## install missing servers, then lint and run the quick tests (ARG
 	# Where the first failure ends the run (-x), the others have not run.
 	export REQUIRE_SERVERS=1 PYTHONDONTWRITEBYTECODE=; \
 	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS) || \
-	  { test $$? = 1 && test -z "$(filter -x --exitfirst --maxfail% --pdb,$(ARGS))" && \
+	  { status=$$?; test $$status != 5 || echo 'No test was run: those marked long need -m long.' >&2; \
+	  test $$status = 1 && test -z "$(filter -x --exitfirst --maxfail% --pdb,$(ARGS))" && \
 	  .venv/bin/python -m pytest -m "not long" $(ARGS) --last-failed --last-failed-no-failures none; }
 
 MEASURED = tests/contract tests/integration tests/docs tests/unit
@@ -49,7 +50,9 @@ PYTEST = pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test-all: install ## the long ones as well; fails where less is covered than pyproject.toml asks for
 	tests/install-servers.sh
-	REQUIRE_SERVERS=1 .venv/bin/python -m $(PYTEST) -m long tests/faults tests/simulation
+	# With ARGS there may be none of these.
+	REQUIRE_SERVERS=1 .venv/bin/python -m $(PYTEST) -m long tests/faults tests/simulation $(ARGS) || \
+	  test $$? = 5
 	rm -rf build/coverage
 	# Measuring takes speed away: a test that fails is run again without it, and then it counts.
 	REQUIRE_SERVERS=1 .venv/bin/coverage run -m $(PYTEST) $(MEASURED) $(ARGS) || REQUIRE_SERVERS=1 \

@@ -71,9 +71,13 @@ class Plugin:
         with self.named():
             for node in ast.parse(self.text()).body:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                    assert isinstance(node.value, ast.Call)
-                    keywords = node.value.keywords
-                    return {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+                    try:
+                        assert isinstance(node.value, ast.Call)
+                        keywords = node.value.keywords
+                        return {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+                    except (AssertionError, ValueError):
+                        text = f"{name} has to be a call whose arguments are literals"
+                        raise TypeError(f"{self.module}: {text}") from None
         return {}
 
     def text(self) -> str:

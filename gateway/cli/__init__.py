@@ -173,8 +173,9 @@ def command_line(names: Iterable[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         if name in known:
             module = COMMANDS[name].load()
-            module.options(command)
-            command.set_defaults(run=module.run, parser=command)
+            with COMMANDS[name].named():
+                module.options(command)
+                command.set_defaults(run=module.run, parser=command)
     return parser
 
 

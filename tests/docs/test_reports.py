@@ -23,7 +23,7 @@ def test_every_table_is_there():
     shown = set(re.findall(r"<!-- (\w+) targets -->", performance))
     assert shown == {
         "cost", "peers", "slow", "waiting", "alone", "growth", "openloop", "soak", "capacity",
-        "fair", "separate", "replies", "fronts",
+        "fair", "separate", "replies", "fronts", "paths",
     }  # fmt: skip
     assert performance.count("<!-- strategies table -->\n| strategy |") == 1
 

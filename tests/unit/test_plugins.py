@@ -51,6 +51,12 @@ def test_a_command_of_another_package_runs_beside_the_own_ones(bring):
     assert "theirs" not in run(env, "--help").stdout  # that would take longer
 
 
+def test_a_command_without_its_functions_is_named(bring):
+    done = run(bring('"""Greet."""'), "theirs")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "brings theirs (celery_gateway.commands)" in done.stderr and "'options'" in done.stderr
+
+
 def test_the_gateway_s_own_cannot_be_replaced(bring):
     said = run(bring(COMMAND, name="senders"), "senders")
     assert said.stdout.startswith("adyen ")
@@ -77,7 +83,7 @@ def test_one_that_cannot_be_imported_is_named_in_one_line(bring, tmp_path, args,
     ("text", "why"),
     [
         ("def", "SyntaxError: invalid syntax"),
-        ("INFO = StrategyInfo(stored=[][0])", "ValueError: malformed node"),
+        ("INFO = StrategyInfo(stored=[][0])", "INFO has to be a call whose arguments are literals"),
         ("INFO = StrategyInfo(fast=True)", "unexpected keyword argument 'fast'"),
     ],
 )
