@@ -56,8 +56,8 @@ ENDS = 64
 BEGINS = 65
 
 _head = Struct(">Q??")
-#: billiard's message of a job's end, pickled, and the seconds that the job took.
-End = tuple[bytes, float]
+#: A job's number, billiard's message of its end, pickled, and the seconds that it took.
+End = tuple[int, bytes, float]
 
 _NO_JOB = 2**64 - 1  # in place of a job's number
 _CONTROL = socket.CMSG_SPACE(4)  # bytes for one descriptor
@@ -276,7 +276,7 @@ class Ends:
         if message[0] == READY:
             self._runs = False
             took = monotonic() - self._began
-            self._held.hold_end((bytes(ForkingPickler.dumps(message)), took))
+            self._held.hold_end((message[1][0], bytes(ForkingPickler.dumps(message)), took))
             if not self._quick or took > TURN:
                 self._held.flush()
         elif message[0] != ACK:
@@ -416,11 +416,13 @@ class ProcessPool(PromptPool):
         given, process.given = process.given, deque()
         waiting = []
         for job in given:
-            if job._job not in unread or job._accepted and process._is_alive():
+            # What the worker believes to have begun, and has told others, is given back.
+            if job._job not in unread or (
+                job._accepted
+                and process._is_alive()
+                and process.inq.give(job._job, job.quick, job.told, job.body)
+            ):
                 process.given.append(job)
-                if job._job in unread:
-                    # The worker believes that it was begun, and has told others.
-                    process.inq.give(job._job, job.quick, job.told, job.body)
                 continue
             if job._accepted:
                 job._on_timeout_cancel(job)
@@ -449,8 +451,11 @@ class ProcessPool(PromptPool):
 
     def _on_ends(self, descriptor: int, ends: Sequence[End]) -> None:
         process = self._fileno_to_inq[descriptor]
-        for end, took in ends:
-            job = process.given.popleft()
+        for number, end, took in ends:
+            job = next((one for one in process.given if one._job == number), None)
+            if job is None:  # it is told again, where a signal or a fork came in between
+                continue
+            process.given.remove(job)
             if job.request:
                 (self._quick.add if took < TURN else self._quick.discard)(job.request.type)
             try:

@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
-from billiard.pool import EX_OK
+from billiard.pool import EX_OK, READY
 from celery import Celery
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool
@@ -28,7 +29,15 @@ from kombu.asynchronous.hub import Hub
 
 from appserver import held_results, process_pool
 from appserver.held_results import Stored
-from appserver.process_pool import LONGEST, Packets, Processes, ProcessPool, PromptPool, Results
+from appserver.process_pool import (
+    LONGEST,
+    Ends,
+    Packets,
+    Processes,
+    ProcessPool,
+    PromptPool,
+    Results,
+)
 
 SECONDS = 60.0  # for which something is waited for
 
@@ -314,6 +323,42 @@ def test_a_result_that_cannot_be_read_is_a_failure(start):
         running.do(give_back, value)
     running.turn(lambda: len(running.ends) == 2)
     assert running.ends == [KeyError, 1]
+
+
+def test_an_end_that_is_told_twice_ends_no_other_task(start, monkeypatch):
+    """As where a task's own signal handler interrupts its telling, or a task forks and returns."""
+
+    class Twice(Ends):
+        def put(self, message: tuple[int, Any]) -> None:
+            super().put(message)
+            if message[0] == READY:
+                super().put(message)
+
+    monkeypatch.setattr(process_pool, "Ends", Twice)
+    running = start()
+    running.warm()
+    for number in range(8):
+        running.do(give_back, number, task=Task(f"name{number}"))
+    running.do(os.getpid)
+    running.turn(lambda: len(running.ends) == 9)
+    assert running.ends == [*range(8), running.pool._pool[0].pid]
+    running.turn(lambda: running.counts() == [0])
+
+
+def test_what_cannot_be_given_back_waits_again(start, monkeypatch):
+    """As where too many files are open."""
+    running = start()
+    running.warm()
+    [process] = running.pool._pool
+    os.kill(process.pid, signal.SIGSTOP)
+    running.do(len, "x" * LONGEST)
+    running.pool._share_out()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", Mock(side_effect=OSError("too many files")))
+        running.pool.outbound_buffer.extend(running.pool._take_back(process))
+    os.kill(process.pid, signal.SIGCONT)
+    running.turn(lambda: running.ends)
+    assert running.ends == [LONGEST]
 
 
 def test_the_first_job_of_all_can_be_taken_back():
