@@ -136,7 +136,7 @@ def _passed(pool: Any, timeout: float | None) -> tuple[type[BaseException], ...]
         return ()
     from greenlet import GreenletExit  # of a task that is terminated
 
-    if not (timeout or getattr(pool, "timeout", None)):
+    if not hasattr(pool, "timeout") or not (timeout or pool.timeout):  # eventlet has no limits
         return (GreenletExit,)
     from gevent import Timeout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -23,6 +24,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import appserver
+from appserver import pools
 from appserver.lost_results import lost_results
 from appserver.pools import SettledTasks
 from appserver.worker import PoisonAwareRequest, PoisonAwareTasks
@@ -297,6 +299,12 @@ def test_a_timeout_of_greenlets_is_one(end):
 
     ended, lost = end("gevent", sleep, time_limit=0.01)
     assert (ended, lost) == ([ACK], 1)
+
+
+def test_a_time_limit_in_eventlet_does_not_need_gevent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gevent", None)
+    eventlet = SimpleNamespace(is_green=True)  # its pool knows no limits
+    assert pools._passed(eventlet, 60) == (GreenletExit,)
 
 
 def test_a_request_class_of_ones_own_is_asked_once(caplog):
