@@ -123,6 +123,10 @@ class HeldResults:
         """Call something after what this thread holds; False: it holds nothing."""
         return False
 
+    def after(self, call: Callable[[], object]) -> None:
+        """Call something after all that is held, or before `end_turn`, which writes it."""
+        call()
+
     def end_turn(self) -> None:
         """Write what is held, as the loop's turn ends."""
         self.flush()
@@ -220,6 +224,9 @@ class ThreadsResults(HeldResults):
 
     def follow(self, call: Callable[[], object]) -> bool:
         return self._stores.follow(call)
+
+    def after(self, call: Callable[[], object]) -> None:
+        self._stores.hold_end(call)
 
     def end_turn(self) -> None:
         super().flush()

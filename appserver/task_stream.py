@@ -79,8 +79,8 @@ class TaskStream:
         self._transport = self._connection.transport
         self._results = _held_results(consumer)
         if self._results:
-            # A message that py-amqp has read is acknowledged by itself.
-            self._channel.basic_ack = partial(self._ack_alone, self._channel.basic_ack)
+            # Of a message that py-amqp has read.
+            self._channel.basic_ack = self._ack_after_results
         #: The bytes of the longest message that is not left to py-amqp; its body is one frame.
         self._longest = min(READ, self._connection.frame_max)
         self._tls = isinstance(self._transport.sock, ssl.SSLSocket)
@@ -246,10 +246,10 @@ class TaskStream:
         else:
             self._quick.discard(name)
 
-    def _ack_alone(self, basic_ack: Callable[..., object], *args: Any, **options: Any) -> None:
+    def _ack_after_results(self, tag: int, multiple: bool = False) -> None:
+        """Acknowledge one message after all results that are held, as its own may be."""
         if self._results:
-            self._results.flush()  # its own may be held
-        basic_ack(*args, **options)
+            self._results.after(partial(self._acknowledge, tag))
 
     def finish(self) -> None:
         """Write everything, whoever would do so. Raises OSError."""

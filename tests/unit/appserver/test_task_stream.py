@@ -7,9 +7,10 @@ import logging
 import socket
 import threading
 from contextlib import nullcontext
+from functools import partial
 from struct import unpack_from
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -22,7 +23,8 @@ from kombu.asynchronous.hub import Hub
 from kombu.exceptions import ContentDisallowed, DecodeError
 from pika.frame import Body, Header, Heartbeat, Method
 
-from appserver import task_stream
+from appserver import held_results, task_stream
+from appserver.held_results import Stored
 from appserver.properties import decode_properties
 from appserver.task_stream import SWITCH, Greenlet, Stream, TaskStream
 
@@ -403,9 +405,18 @@ def test_the_greenlet_survives_a_lost_connection(start, caplog):
 
 
 def test_what_amqp_has_read_is_acknowledged_after_its_result_was_written(start, monkeypatch):
-    worker, calls = start(), Mock()
-    worker.tasks.channel.basic_ack = calls.ack
-    monkeypatch.setattr(task_stream, "_held_results", lambda consumer: calls.results)
+    """And the loop does not wait for a store."""
+    worker, held, stores = start(), held_results.ThreadsResults(bool, None), threading.Event()
+    worker.tasks.channel.basic_ack = Mock()  # py-amqp's own
+    held._stores._store_all = lambda _results: [stores.wait(SECONDS)]
+    held._stores.end(partial(held._stores.hold_stored, Stored(b"key", "value", 0), int))
+    monkeypatch.setattr(task_stream, "_held_results", lambda consumer: held)
     TaskStream(worker.consumer, worker.hub)
     worker.tasks.channel.basic_ack(1, multiple=False)
-    assert calls.mock_calls == [call.results.flush(), call.ack(1, multiple=False)]
+    worker.soon()
+    with pytest.raises(BlockingIOError):
+        worker.acknowledged()
+    stores.set()
+    held.flush()
+    worker.soon()
+    assert worker.acknowledged() == [1]
