@@ -371,9 +371,14 @@ class ProcessPool(PromptPool):
             jobs.popleft()
 
     def _is_quick(self, request: Request | None) -> bool:
-        if request is None or request.delivery_info["redelivered"]:  # it may lose the process again
-            return False
-        return request.type in self._quick
+        # One that came again may lose the process again, and that one would lose others, whose ends
+        # were not told: their messages have to return to the queue.
+        return (
+            request is not None
+            and not request.delivery_info["redelivered"]
+            and request.task.reject_on_worker_lost
+            and request.type in self._quick
+        )
 
     def _give(self, process: Any, job: Any, quick: bool) -> bool:
         if not process.inq.give(job._job, quick, job.told, job.body):

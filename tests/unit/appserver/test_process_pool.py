@@ -45,9 +45,11 @@ SECONDS = 60.0  # for which something is waited for
 class Task(Request):
     """A request, so far as the pool asks it."""
 
-    def __init__(self, name: str, again: bool = False, acks_late: bool = True):
+    def __init__(
+        self, name: str, again: bool = False, acks_late: bool = True, returns: bool = True
+    ):
         self._type, self._delivery_info = name, {"redelivered": again}
-        self._task = SimpleNamespace(acks_late=acks_late)
+        self._task = SimpleNamespace(acks_late=acks_late, reject_on_worker_lost=returns)
         self.is_revoked, self.begun, self.on_begun = False, 0, int
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -208,10 +210,12 @@ def test_quick_tasks_are_given_together_and_others_one_by_one(start):
     assert running.ends == ["some", "some", "other", "some"]
 
 
-def test_a_message_that_came_again_is_alone_in_its_process(start):
+@pytest.mark.parametrize("how", [{"again": True}, {"returns": False}])
+def test_what_came_again_or_does_not_return_is_alone_in_its_process(start, how):
+    """As it may lose the process, or be lost with it though it has ended."""
     running = start()
     running.warm()
-    running.do(give_back, 1, task=Task("some", again=True))
+    running.do(give_back, 1, task=Task("some", **how))
     running.do(give_back, 2)
     running.pool._share_out()
     assert running.counts() == [1]
