@@ -278,11 +278,13 @@ def _try(otherwise: Callable[[], object], name: str) -> None:
 def is_followed(app: Any, request: Any) -> bool:
     """Tell whether code that may look for the result of `request` runs after its task.
 
-    It is the app's own, or a further task.
+    It is the app's own, or a further task. Nor is a result to be held whose message was
+    acknowledged when its task began: if it is lost, the task does not run again.
     """
     if not isinstance(request, Context):
         return True
-    cls: Any = type(app.tasks.get(getattr(request, "task", None)))
+    task = app.tasks.get(getattr(request, "task", None))
+    cls: Any = type(task)
     return bool(
         request.callbacks
         or request.chain
@@ -290,6 +292,7 @@ def is_followed(app: Any, request: Any) -> bool:
         or signals.task_success.receivers
         or signals.task_postrun.receivers
         or not issubclass(cls, Task)
+        or not task.acks_late
         or _has_own(cls)
     )
 

@@ -232,7 +232,7 @@ def app(celery):
     backend = "appserver.reply_backend:StorelessReplyBackend"
     app = celery(broker="amqp://127.0.0.1:1//", backend=backend)
 
-    @app.task(name="plain", shared=False)
+    @app.task(name="plain", shared=False, acks_late=True)
     def plain(): ...
 
     connection, taken = reply_connection(app), Connection()
@@ -263,9 +263,12 @@ def test_a_result_that_is_stored_too_is_replied_at_once(app, store, written):
     [
         {"callbacks": [{"task": "plain"}]}, {"chain": [{"task": "plain"}]},
         *({"task": task} for task in ("unknown", "with on_success", "with after_return", None)),
+        {"task": "acknowledged"},
     ],
 )  # fmt: skip
 def test_what_is_followed_by_the_apps_code_is_written_at_once(app, others):
+    """And so is what was acknowledged when it began, and does not run again if it is lost."""
+
     class Success(app.Task):
         name = "with on_success"
 
@@ -276,7 +279,10 @@ def test_what_is_followed_by_the_apps_code_is_written_at_once(app, others):
 
         def after_return(self, *args): ...
 
-    for task in (Success(), Returned()):
+    class Acknowledged(app.Task):
+        name, acks_late = "acknowledged", False
+
+    for task in (Success(), Returned(), Acknowledged()):
         app.register_task(task)
     app.backend.mark_as_done("1", "x", request(**others))
     assert app.written == AT_ONCE
