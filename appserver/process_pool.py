@@ -22,8 +22,9 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from struct import Struct, pack
 from time import monotonic
@@ -38,7 +39,7 @@ from celery.app import app_or_default
 from celery.concurrency.asynpool import AsynPool, Worker
 from celery.worker.request import Request
 
-from appserver.held_results import HeldResults
+from appserver.held_results import HeldResults, Reply, Stored
 from appserver.private_parts import PrivateParts
 from appserver.task_stream import TURN, hold_results
 
@@ -50,6 +51,8 @@ LONGEST = 65_536
 GROUP = 4
 #: Seconds after which a job is not quick: what waits behind it may be run by another process.
 LATE = 0.005
+#: Seconds in which a process that is terminated writes what it holds.
+LAST = 3.0
 #: The kind of a message that has several ends, beside billiard's ACK and READY.
 ENDS = 64
 #: The kind of a message that a process begins a task.
@@ -230,19 +233,35 @@ class Process(Worker):
         return message
 
     def _ensure_messages_consumed(self, completed: int) -> Any:
+        last = threading.Timer(LAST, os._exit, [EX_FAILURE])
+        last.daemon = True
+        if sys.exc_info()[0]:  # as by a signal: who waits for its end is not to wait for a store
+            last.start()
         self.outq.flush()
+        last.cancel()
         return super()._ensure_messages_consumed(completed)
 
 
 class Results(HeldResults):
-    """Those of a process. No signal interrupts their writing: what was not told would be lost."""
+    """Those of a process. No signal interrupts their telling, which may not be done twice, or half.
+
+    A signal may interrupt the wait for a store, after which they are held as before.
+    """
 
     def flush(self) -> None:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        with self._lock:
+            self._mask = mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                super().flush()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _write(self, held: list[tuple[Reply | Stored, Callable[[], object]]]) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         try:
-            super().flush()
+            super()._write(held)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def _run(self) -> None:
         # What this thread receives would interrupt the main one.

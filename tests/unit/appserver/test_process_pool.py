@@ -20,6 +20,7 @@ from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from billiard.pool import EX_OK, READY
 from celery import Celery
+from celery.app import app_or_default
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -485,27 +486,54 @@ def test_the_soft_limit_interrupts_the_task_and_nothing_else(start, tmp_path):
     assert running.ends == [SoftTimeLimitExceeded, running.pool._pool[0].pid]
 
 
-def test_no_signal_interrupts_the_writing_of_results(monkeypatch):
+def test_a_signal_interrupts_a_store_and_loses_nothing(monkeypatch):
     def interrupt(number: int, frame: object) -> None:
         raise SoftTimeLimitExceeded
 
     def store_all(results: Sequence[Stored]) -> list[bool]:
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        stored.append(len(results))
+        if len(stored) == 1:
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         return [True] * len(results)
 
+    def tell(ends: Sequence[str]) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        told.extend(ends)
+
     monkeypatch.setattr(held_results, "HELD", SECONDS)
-    told = list[str]()
-    results = Results(bool, store_all, told.extend)
+    stored, told = list[int](), list[str]()
+    results = Results(bool, store_all, tell)
     results.begin(True)
     results.end(lambda: results.hold_stored(Stored(b"key", "value", 0), int))
     results.hold_end("end")
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with pytest.raises(SoftTimeLimitExceeded):
-            results.flush()
+        for expected in ([], ["end"]):
+            with pytest.raises(SoftTimeLimitExceeded):
+                results.flush()
+            assert told == expected
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert told == ["end"]
+    assert stored == [1, 1]
+
+
+def never_store(begun: Path) -> None:
+    held = app_or_default().reply_connection.held
+    held._store_all = lambda _: begun.touch() or time.sleep(SECONDS)
+    held._here.ends = held._more = True
+    assert held.hold_stored(Stored(b"key", "value", 0), int)
+
+
+def test_a_process_that_is_terminated_does_not_wait_for_a_store(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(process_pool, "LAST", 0.1, raising=False)
+    running = start()
+    running.warm()
+    running.do(never_store, tmp_path / "begun")
+    running.pool._share_out()
+    wait_for(tmp_path / "begun")
+    running.pool._pool[0].terminate()
+    running.turn(lambda: running.ends)
+    assert running.ends == [WorkerLostError]
 
 
 def test_what_is_revoked_while_it_waits_is_not_run(start, tmp_path):
