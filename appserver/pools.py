@@ -74,20 +74,23 @@ def _stop(on_stop: Callable[[], object], worker: Any) -> None:
     acknowledges what has ended, which would run again if the worker was killed.
     """
     ended = threading.Event()
+    stream = getattr(getattr(worker, "consumer", None), "stream", None)
 
     def keep() -> None:
         over = False
         while not over:
             over = ended.wait(BEAT)  # then once more, for what ended last
             beat(worker)
-            if stream := getattr(getattr(worker, "consumer", None), "stream", None):
+            if stream:
                 with suppress(OSError):
-                    stream.finish()
+                    stream.flush()
 
     thread = threading.Thread(target=keep, name="pool-end", daemon=True)
     thread.start()
     try:
         on_stop()
+        if stream:
+            stream.write_results()
     finally:
         ended.set()
         thread.join()

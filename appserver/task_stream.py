@@ -251,11 +251,10 @@ class TaskStream:
         if self._results:
             self._results.after(partial(self._acknowledge, tag))
 
-    def finish(self) -> None:
-        """Write everything, whoever would do so. Raises OSError."""
+    def write_results(self) -> None:
+        """Write all results, also those for which a store may have to be waited for."""
         if self._results:
             self._results.flush()
-        self.flush()
 
     def flush(self) -> None:
         """Write all results of a turn, then all acknowledgements. Raises OSError."""
