@@ -19,6 +19,7 @@ from gateway.failpoints import LATE as LATE_STEPS
 from tests.simulation.loop import Party
 from tests.simulation.network import Conditions
 from tests.simulation.records import Injected
+from tests.simulation.scenes import CLAIMED, CONFIRMING, RESULT
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -131,6 +132,19 @@ def killed_late(rng: Random, gateways: int, seconds: float) -> list[Fault]:
         )
         for _ in range(rng.randint(0, 2))
     ]  # fmt: skip
+
+
+def at_step(rng: Random, step: str, gateway: str) -> list[Fault]:
+    """Return what happens at a step of a scene, if it is no death."""
+    seconds = {CLAIMED: rng.uniform(4.4, 4.9), CONFIRMING: rng.uniform(1.5, 8)}.get(step, 0.0)
+    if step == CLAIMED:  # as with a machine that is suspended, whose connections come back later
+        return [
+            Fault(0.0, f"{gateway}>broker", "black hole", seconds + 4),
+            Fault(0.0, gateway, "frozen", seconds),
+        ]
+    if step == CONFIRMING:
+        return [Fault(0.0, f"{gateway}>redis", "black hole", seconds)]
+    return [Fault(0.0, "redis", "subscribers cut", 0.0)] if step == RESULT else []
 
 
 def _fault(rng: Random, gateways: int, at: float, quorum: bool) -> Fault:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gateway.claims import scripts
 from gateway.claims.claim import CONFIRMED, DONE, LAPSED, MINE, PUBLISHING, RELEASED, read
 from gateway.errors import StoreError
+from tests.simulation.scenes import CLAIMED, CLAIMED_AGAIN, CONFIRMING, TAKEN_OVER
 
 if TYPE_CHECKING:
     from tests.simulation.gateways import Child
@@ -47,7 +48,8 @@ _FOUND |= {b"P": PUBLISHING, b"C": CONFIRMED, b"D": DONE}
 class Operation:
     """An operation on a claim; ``given`` are its arguments, times in seconds.
 
-    ``found`` and ``task``, ``answer``, ``lapsed``: what it was told, with `TAKE` and `STATE`.
+    ``found`` and ``task``, ``answer``, ``lapsed``: what it was told, with `TAKE` and `STATE`;
+    ``left``: seconds that the lease of another one lasts.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Operation:
     answer: bytes = b""
     failed: bool = False
     lapsed: bool = False
+    left: float | None = None
 
     def worded(self, zero: float) -> str:
         """Say it in words; `zero` is the moment from which its times are counted."""
@@ -83,6 +86,8 @@ def note(child: Child) -> None:
         if found is not None:
             key, operation = found
             operation.began, operation.by = world.loop.time(), child.gateway.name
+            if operation.name == CONFIRM:
+                world.played(CONFIRMING, child, key)
             history = world.histories.setdefault(key, [])
             history.append(operation)
             reply.add_done_callback(lambda reply: answered(reply, operation, key, history))
@@ -97,6 +102,11 @@ def note(child: Child) -> None:
             _hear(operation, reply.result())
         if world.lines is not None:
             world.trace(operation.by, f"claim {name_of(key)}: {operation.worded(world.began)}")
+        if operation.found == LAPSED:
+            world.played(TAKEN_OVER, child, key)
+        elif operation.found == MINE:
+            again = any(one.name == FAIL for one in history)
+            world.played(CLAIMED_AGAIN if again else CLAIMED, child, key)
 
     pipeline.run = noted  # type: ignore[method-assign]
 
@@ -120,6 +130,8 @@ def _operation(words: tuple[Any, ...]) -> tuple[bytes, Operation] | None:
 def _hear(operation: Operation, reply: Any) -> None:
     if operation.name == TAKE:
         operation.found, operation.task, operation.answer = _FOUND[reply[0]], reply[1], reply[6]
+        if operation.found == PUBLISHING:
+            operation.left = reply[5] / 1000
     elif operation.name == STATE:
         value, failed = reply
         operation.failed, operation.found = failed is not None, FREE
@@ -221,8 +233,16 @@ def _take(state: State, done: Operation, now: Moment) -> Iterator[State]:
         for lapsed in _past(now, state.until) if ends else (False,):
             true = LAPSED if lapsed else state.name, state.task
             same = state.name != DONE or done.answer == state.answer
-            if unheard or (told == true and same):
+            if unheard or (told == true and same and _lasts(state, done)):
                 yield mine if lapsed else state
+
+
+def _lasts(state: State, done: Operation) -> bool:
+    """May a lease last as long as `done` was told?"""
+    if done.left is None:
+        return True
+    least, most = done.began + done.left - ROUNDING, done.ended + done.left + ROUNDING
+    return least <= state.until[1] and state.until[0] <= most
 
 
 def _write(state: State, done: Operation, now: Moment, attached: bool) -> Iterator[State]:

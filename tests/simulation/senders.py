@@ -128,13 +128,13 @@ class Senders:
         self, number: int, at: float, rng: Random, chosen: tuple[str, float] | None = None
     ) -> None:
         """Try until it is taken, at a route that is `chosen`, with its task's seconds, or drawn."""
-        loop = asyncio.get_running_loop()
+        loop, scene = asyncio.get_running_loop(), self.world.plan.scene
         await asyncio.sleep(at - loop.time())
         identified = rng.random() < 0.6 or chosen is not None
         route = rng.choice(list(IDENTIFIED if identified else PLAIN))
-        seconds = round(rng.random() ** 4, 2) if rng.random() < 0.97 else rng.uniform(1, 12)
+        seconds = round(rng.random() ** 4, 2) if rng.random() < scene.quick else rng.uniform(1, 12)
         route, seconds = chosen or (route, seconds)
-        fail = 0.3 if rng.random() < 0.1 else 0.0
+        fail = 0.3 if rng.random() < scene.failing else 0.0
         name, n = f"d{number}", 0
         padding = rng.randrange(20_000) if rng.random() < 0.03 else 0
         pause, longest = PAUSE
@@ -143,7 +143,7 @@ class Senders:
         while True:
             n += 1
             one = Try(name, n, route, self._gateway(rng), loop.time(), seconds, failing=fail > 0)
-            patience = DEADLINES[route] + EXTRA
+            patience = scene.patience or DEADLINES[route] + EXTRA
             if hangs_up and rng.random() < 0.6:
                 patience = rng.random() ** 2 * 2
             await self._try(one, rng, patience, f"seconds={seconds}&fail={fail}", padding)

@@ -74,6 +74,11 @@ RIGHT = {
         write(RENEW, 2, 3, A),
         take(5, 5.5, B, PUBLISHING, task=A),
     ],
+    "it is told how long another's lease lasts": [
+        take(0, 1, A, MINE),
+        write(RENEW, 2, 3, A),
+        take(4, 4.5, B, PUBLISHING, task=A, left=2.2),
+    ],
     "what is uncertain lapses at once, and keeps its task": [
         take(0, 1, A, MINE),
         write(RELEASE, 1, 2, A),
@@ -137,6 +142,12 @@ WRONG = {
         take(0, 1, A, MINE),
         write(RENEW, 2, 3, A),
         take(5.5, 5.9, B, LAPSED, task=A),
+    ],
+    "who does not own it renews it": [
+        take(0, 1, A, MINE),
+        take(5.5, 5.6, B, LAPSED, task=A),
+        write(RENEW, 6, 7, A),
+        take(8, 8.1, A, PUBLISHING, left=2.2),
     ],
     "what lapses gets another task": [take(0, 1, A, MINE), take(6, 7, B, LAPSED, task=B)],
     "what is uncertain gets another task": [

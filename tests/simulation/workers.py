@@ -25,6 +25,7 @@ from gateway.amqp.connection import LoopServices
 from tests.simulation import seams
 from tests.simulation.loop import DEAD, Party
 from tests.simulation.records import Execution
+from tests.simulation.scenes import FAILED, RESULT
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -213,7 +214,7 @@ class Worker:
         asyncio.get_running_loop().create_task(self._handle(channel, method, properties, body))
 
     def _step(self, name: str) -> None:
-        if self.dies_at == name:
+        if self.dies_at == name or (name == FAILED and self.world.played(FAILED)):
             self.dies_at = ""
             self.world.worker_died(self, name)
 
@@ -235,11 +236,14 @@ class Worker:
             world.trace(self.name, f"{execution.attempt} has expired")
             meta: dict[str, Any] = {"status": "REVOKED", "result": {"exc_type": "TaskRevokedError"}}
         else:
-            await asyncio.sleep(float(query.get("seconds", 0)))
+            seconds = float(query.get("seconds", 0))
+            await asyncio.sleep(seconds)
             execution.failed = self.random.random() < float(query.get("fail", 0))
             execution.nonce = f"{self.random.getrandbits(64):016x}"
             execution.at = loop.time()
             world.executed(execution)
+            if 2 < seconds < 3.9:
+                world.played(RESULT)
             if execution.failed:
                 error = {"exc_type": "TaskFailure", "exc_message": ["as asked"], "exc_module": "t"}
                 meta = {"status": "FAILURE", "result": error, "retries": 0}
@@ -253,6 +257,8 @@ class Worker:
         else:
             await self._store(headers["id"], result)
         execution.stored = loop.time()
+        if execution.failed and not self.early and world.is_left(execution.attempt):
+            self._step(FAILED)
         self._step("stored")
         self.running.pop(key, None)
         if not self.early and channel.is_open:

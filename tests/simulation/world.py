@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Any
 
 from appserver.queues import DEAD_LETTER_EXCHANGE
-from tests.simulation import faults, holdings, late_answers, seams
+from tests.simulation import faults, holdings, late_answers, scenes, seams
 from tests.simulation.gateways import GRACE, Child, Gateway, configuration
 from tests.simulation.histories import Operation
 from tests.simulation.late_answers import RECEIVER, Receiver
@@ -21,9 +21,9 @@ from tests.simulation.loop import DEAD, Killed, Livelock, Party
 from tests.simulation.network import Conditions, Network, NetworkLoop
 from tests.simulation.persons import Persons
 from tests.simulation.rabbitmq_model import Broker
-from tests.simulation.records import FORGETFUL, Evidence, Execution, Injected
+from tests.simulation.records import FORGETFUL, GONE, Evidence, Execution, Injected
 from tests.simulation.redis_model import Redis
-from tests.simulation.senders import Senders
+from tests.simulation.senders import IDENTIFIED, Senders
 from tests.simulation.workers import APP, STOCK, Worker
 
 WARM = 4.0  # seconds until everything serves
@@ -73,6 +73,8 @@ class World:
         self.senders = Senders(self, DELIVERIES)
         self.persons = Persons(self, plan.persons, plan.seconds)
         self.failpoints: dict[str, str] = {}
+        self.stage = scenes.Stage()
+        self._struck = Random(f"struck {strategy} {self.seed}")
         self.inspected: dict[str, Any] = {}
         #: What was asked of each claim, by its key in Redis.
         self.histories: dict[bytes, list[Operation]] = {}
@@ -128,6 +130,8 @@ class World:
         replaying = loop.start(self.party, self.persons.run())
         for at in self.plan.flushes:
             self.later(at, self._forget_scripts)
+        for at, steps in scenes.times(self.plan.scene):
+            self.later(at, self.stage.begin, steps)
         if not self.plan.calm:
             await faults.inject(self, self.plan.faults)
         self.senders.until = loop.time() + self.plan.seconds + 30
@@ -257,13 +261,26 @@ class World:
         """Kill a child at a step, where that is planned."""
         if self.failpoints.get(child.gateway.name) == step:
             del self.failpoints[child.gateway.name]
-            now = self.loop.time()
-            self.evidence.injected.append(
-                Injected("killed at", child.gateway.name, now, now + 1.5, step)
-            )
-            self.trace("fault", f"{child.gateway.name} is killed when {step}")
-            child.gateway.kill_child(child)
-            raise Killed
+            self._kill_at(child, step)
+
+    def _kill_at(self, child: Child, step: str) -> None:
+        name, now = child.gateway.name, self.loop.time()
+        self.evidence.injected.append(Injected("killed at", name, now, now + 1.5, step))
+        self.trace("fault", f"{name} is killed when {step}")
+        child.gateway.kill_child(child)
+        raise Killed
+
+    def played(self, step: str, child: Child | None = None, key: bytes = b"") -> bool:
+        """Let happen what the scene has at a step, and tell whether it has something there."""
+        if not self.stage.reached(step, key):
+            return False
+        self.trace("fault", f"the scene is at {step!r}")
+        found = faults.at_step(self._struck, step, child.gateway.name if child else "")
+        if found:
+            self.loop.start(self.party, faults.inject(self, found))
+        elif child is not None:
+            self._kill_at(child, step)
+        return True
 
     def executed(self, execution: Execution) -> None:
         self.evidence.executions.append(execution)
@@ -271,6 +288,13 @@ class World:
         end = "failed" if execution.failed else execution.nonce
         what = f"ran {execution.attempt} {execution.name} as {execution.task_id}{again}: {end}"
         self.trace(execution.worker, what)
+
+    def is_left(self, attempt: str) -> bool:
+        """Has the sender of a delivery with an identity left while its task ran?"""
+        return any(
+            one.id == attempt and one.status == GONE and one.route in IDENTIFIED
+            for one in self.evidence.tries
+        )
 
     def worker_died(self, worker: Worker, step: str) -> None:
         now = self.loop.time()
@@ -375,6 +399,10 @@ class Plan:
             self.faults += faults.swallowed(rare, self.gateways, SECONDS)
             if self.late:
                 self.faults += faults.killed_late(later, self.gateways, SECONDS)
+        chance = Random(f"scene {strategy} {seed}")
+        self.scene = scenes.NONE
+        if chance.random() < scenes.SHARE and not self.calm:
+            self.scene = chance.choice(scenes.SCENES)
         self.senders: set[int] | None = None
         self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False
