@@ -211,13 +211,21 @@ class LateAnswers(Service):
             reason = (exc.__cause__ or exc) if exc else "the gateway has ended"
             if given:
                 text = f"it could not be written to Redis: {reason}"
-                self._fail(path, delivery_id, task_id, text)
+                self._run(self._fail_alone(path, delivery_id, task_id, text))
         elif (found := kept.result()) is not None:
             if given:
                 record = found.record
                 self._listen(record, record.expires - found.now)
             else:  # the sender has disconnected, or has got an error
                 self._run(self._drop(found))
+
+    async def _fail_alone(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
+        """Tell it as `_fail` does, unless another try has a record: then that is what is told."""
+        with suppress(StateUnavailable):
+            found = await self._records.get(task_id)
+            if found is not None and (found.record.settled or not found.record.end):
+                return
+        self._fail(path, delivery_id, task_id, reason)
 
     def _fail(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
         """Tell that nothing will be sent for a delivery that has no record."""

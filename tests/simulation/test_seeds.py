@@ -29,6 +29,7 @@ FOUND = {
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("redis", 2000144): "a subscription stayed with a former primary",
     ("redis", 2000446): "the same",
+    ("redis", 9100186): "the journal said that a result was not sent late which another try's was",
 }
 
 
