@@ -170,11 +170,9 @@ async def _info(client: Redis, name: str, found: list[Finding]) -> Mapping[str, 
 
 async def _hello(client: Any) -> Mapping[str, Any]:
     """Return version and mode of a Redis as INFO has them."""
-    hello = await client.execute_command("HELLO")
-    # A dictionary by the protocol 3.
-    pairs = hello.items() if isinstance(hello, dict) else zip(hello[::2], hello[1::2])  # noqa: B905
-    about = {str_if_bytes(key): str_if_bytes(value) for key, value in pairs}
-    return {"redis_version": about.get("version"), "redis_mode": about.get("mode")}
+    fields = server.about(await client.execute_command(server.HELLO))
+    version, mode = (str_if_bytes(fields.get(name, b"")) for name in (b"version", b"mode"))
+    return {"redis_version": version, "redis_mode": mode}
 
 
 def judge(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
