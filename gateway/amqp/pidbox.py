@@ -37,18 +37,16 @@ def encode(
     command: str,
     arguments: Mapping[str, Any],
     workers: Sequence[str] | None = None,
-    *,
-    ticket: str = "",
     reply_to: str = "",
 ) -> bytes:
     """Return the body of a `command` to `workers`; None: to all.
 
-    They answer to the queue `reply_to` where it is given, with `ticket` in the header of that name.
+    They answer to the queue `reply_to` where it is given, with the command in the header `ticket`.
     """
     message: dict[str, Any] = {"method": command, "arguments": arguments, "destination": workers}
     if reply_to:
         own = {"exchange": "", "routing_key": reply_to}
-        message |= {"ticket": ticket, "reply_to": own}
+        message |= {"ticket": command, "reply_to": own}
     return json.dumps(message).encode()
 
 
@@ -57,14 +55,13 @@ def publish(
     command: str,
     arguments: Mapping[str, Any],
     workers: Sequence[str] | None = None,
-    **reply: str,
 ) -> None:
     """Publish what `encode` returns, as a transient message that is not confirmed.
 
     If the exchange is missing, because no worker has declared it yet, the broker closes the
     channel.
     """
-    channel.basic_publish(EXCHANGE, "", encode(command, arguments, workers, **reply), PROPERTIES)
+    channel.basic_publish(EXCHANGE, "", encode(command, arguments, workers), PROPERTIES)
 
 
 def decode(body: bytes) -> Any:

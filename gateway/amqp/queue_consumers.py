@@ -240,7 +240,7 @@ class QueueConsumers(Service):
         idle = workers.keys() - self._queues.in_use(workers)
         if not idle:
             return
-        used = await self._control.used_elsewhere(idle)
+        used = await self._control.used(idle)
         used.update(self._queues.in_use(idle))  # by now
         for name in sorted(idle - used):
             self._control.tell("cancel_consumer", workers[name], {"queue": name})

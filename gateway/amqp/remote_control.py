@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-import pika
+from pika import BasicProperties
 from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.amqp.reply_channel import ANSWERS, ReplyChannel, ask
 from gateway.background import Service, Work
 from gateway.backoff import Backoff
 from gateway.errors import BrokerUnavailable
@@ -30,7 +30,6 @@ GATEWAYS = "gateway.siblings"
 #: published to it, so that its many changes disturb no publisher. `appserver.queues` knows it, too.
 DYNAMIC = "gateway.dynamic"
 
-ANSWERS = 1.0  # seconds in which workers and gateways answer
 _SETTLED = 0.1  # seconds after a worker's answer in which those of other idle workers come
 _LOOK_AGAIN = 0.1  # seconds until it looks for a connection again
 _PAUSE = (0.5, 30.0)  # seconds before the channel is opened again: the first, the longest
@@ -41,7 +40,7 @@ Consumed = dict[str, bool]
 
 
 class RemoteControl(Service):
-    """Has one channel, which is opened again after each loss; questions wait for it.
+    """Is asked on one channel, which is opened again after each loss, and asks on others.
 
     `in_use` tells which of the queues that another gateway asks about are in use here.
     """
@@ -52,7 +51,6 @@ class RemoteControl(Service):
         self._channel: Channel | None = None
         self._opened = asyncio.Event()
         self._reply_to = ""
-        self._asked: dict[str, asyncio.Queue[Any]] = {}
 
     def _work(self) -> Work:
         yield "remote control", self._keep_open()
@@ -70,46 +68,37 @@ class RemoteControl(Service):
         """Return for each worker that answers which queues it consumes.
 
         `hurry`: it does not wait for workers that answer much later than the first. Raises
-        `BrokerUnavailable`.
+        `BrokerUnavailable`, or pika's AMQPError.
         """
         found: dict[str, Consumed] = {}
         await self._opened.wait()
-        with self._ticket() as (ticket, answers):
-            reply = {"ticket": ticket, "reply_to": self._reply_to}
-            pidbox.publish(self._ready(), "active_queues", {}, **reply)
-            async for answer in _until(answers, _SETTLED if hurry else ANSWERS):
-                for worker, queues in answer.items() if isinstance(answer, dict) else ():
-                    if isinstance(queues, list):  # an error is a dict
-                        known = [each for each in queues if isinstance(each, dict)]
-                        found[worker] = {str(each.get("name")): _dynamic(each) for each in known}
+        connection, settled = self._ready().connection, _SETTLED if hurry else ANSWERS
+        try:
+            answers = await ask(connection, "active_queues", settled)
+        except ChannelClosedByBroker as exc:  # the account may not ask
+            log.info("workers cannot be asked about dynamic queues: %s", describe(exc))
+            return found
+        for answer in answers:
+            for worker, queues in answer.items() if isinstance(answer, dict) else ():
+                if isinstance(queues, list):  # an error is a dict
+                    known = [each for each in queues if isinstance(each, dict)]
+                    found[worker] = {str(each.get("name")): _dynamic(each) for each in known}
         return found
 
-    async def used_elsewhere(self, queues: Collection[str]) -> set[str]:
-        """Return those of `queues` that other gateways use. Raises `BrokerUnavailable`."""
-        used: set[str] = set()
+    async def used(self, queues: Collection[str]) -> set[str]:
+        """Return those of `queues` that gateways use. Raises as `consumed` does."""
         await self._opened.wait()
-        with self._ticket() as (ticket, answers):
-            asked = sorted(queues)
-            _publish(self._ready(), GATEWAYS, "", asked, ticket=ticket, reply_to=self._reply_to)
-            async for answer in _until(answers, ANSWERS):
-                used.update(_texts(answer))
-        return used
+        async with broker.own_channel(self._ready().connection) as own:
+            channel = await ReplyChannel(own).open()
+            about = BasicProperties(headers={"reply_to": channel.reply_to})
+            await channel.publish(GATEWAYS, "", json.dumps(sorted(queues)).encode(), about)
+            return {queue for answer in await channel.answers() for queue in _texts(answer)}
 
     def _ready(self) -> Channel:
         """Return the channel; raises `BrokerUnavailable` while it is not open."""
         if self._channel is None or not self._channel.is_open:
             raise BrokerUnavailable
         return self._channel
-
-    @contextmanager
-    def _ticket(self) -> Iterator[tuple[str, asyncio.Queue[Any]]]:
-        """Give a ticket and the queue of the answers that have it."""
-        ticket, answers = secrets.token_hex(16), asyncio.Queue[Any]()
-        self._asked[ticket] = answers
-        try:
-            yield ticket, answers
-        finally:
-            del self._asked[ticket]
 
     # Channel ----------------------------------------------------------------------------
 
@@ -153,25 +142,17 @@ class RemoteControl(Service):
         return channel
 
     def _on_message(self, channel: Channel, _method: Any, properties: Any, body: bytes) -> None:
-        """Take an answer, or answer another gateway. Called by pika."""
-        headers, answer = properties.headers or {}, pidbox.decode(body)
+        """Answer a gateway that asks which queues are in use. Called by pika."""
+        headers, asked = properties.headers or {}, pidbox.decode(body)
         # Cut off, as whoever sends what is too long would end the connection of all messages.
         ticket, reply_to = (str(headers.get(x, ""))[:_LONGEST] for x in ("ticket", "reply_to"))
-        if answer is None:
+        if asked is None:
             # Not a warning: whoever may publish to the virtual host could fill the log.
-            log.debug("a message to the queue for answers is not JSON, and is ignored")
-            return
-        if ticket in self._asked:
-            if not reply_to:  # it is not our own question
-                self._asked[ticket].put_nowait(answer)
-        elif reply_to and (used := self._in_use(_texts(answer))):
+            log.debug("a message to the queue for questions is not JSON, and is ignored")
+        elif reply_to and (used := self._in_use(_texts(asked))):
             # The first question may come before `_open` has returned the channel.
-            _publish(channel, "", reply_to, used, ticket=ticket)
-
-
-def _publish(channel: Channel, exchange: str, routing_key: str, body: Any, **headers: Any) -> None:
-    properties = pika.BasicProperties(headers=headers)
-    channel.basic_publish(exchange, routing_key, json.dumps(body).encode(), properties)
+            about = BasicProperties(headers={"ticket": ticket})
+            channel.basic_publish("", reply_to, json.dumps(used).encode(), about)
 
 
 def _dynamic(queue: Mapping[str, Any]) -> bool:
@@ -181,17 +162,3 @@ def _dynamic(queue: Mapping[str, Any]) -> bool:
 
 def _texts(value: Any) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
-
-
-async def _until(answers: asyncio.Queue[Any], settled: float) -> AsyncIterator[Any]:
-    """Yield answers for `ANSWERS` seconds, or until none has come for `settled` after the first."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + ANSWERS
-    while True:
-        try:
-            async with asyncio.timeout_at(end):
-                answer = await answers.get()
-        except TimeoutError:
-            return
-        yield answer
-        end = min(end, loop.time() + settled)

@@ -1,18 +1,18 @@
-"""AMQP connections for the checks, an alarm of the broker, and confirmed messages with replies."""
+"""Questions to workers and gateways; connections for the checks, and an alarm of the broker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
 
 from pika import BasicProperties
 from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
 from pika.spec import Connection
 
-from gateway.amqp import broker
+from gateway.amqp import broker, pidbox
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publishing_channel import PROBE
 from gateway.background import happens
@@ -20,6 +20,7 @@ from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 
+ANSWERS = 1.0  # seconds in which workers and gateways usually answer
 _FAREWELL = 0.2  # seconds for closing, for which a broker in an alarm does not answer
 
 
@@ -66,21 +67,19 @@ class ReplyChannel:
     `channel` is in no other use. `reply_to` is the queue for the replies.
     """
 
-    def __init__(self, connection: TurnConnection, channel: Channel):
-        self.connection = connection
+    def __init__(self, channel: Channel):
+        self.connection: TurnConnection = channel.connection
         self._channel = channel
         self.reply_to = ""
         #: Properties and body of each reply.
         self.replies: asyncio.Queue[tuple[BasicProperties, bytes]] = asyncio.Queue()
         self._returned = False
-        self._confirmed: Callable[[Any], None] = lambda _: None
 
-    async def open(self) -> None:
+    async def open(self) -> Self:
         """Raises pika's AMQPError, with 403 where the account may not consume."""
         self._channel.add_on_return_callback(self._on_return)
         self.reply_to = await broker.consume_replies(self._channel, self._on_reply)
-        confirmed = partial(self._channel.confirm_delivery, lambda frame: self._confirmed(frame))
-        await broker.rpc(self._channel, confirmed)
+        return self
 
     async def publish(
         self, exchange: str, key: str, body: bytes, properties: BasicProperties
@@ -91,16 +90,60 @@ class ReplyChannel:
         missing.
         """
         self._returned = False
-
-        def call(callback: Callable[[Any], None]) -> None:
-            self._confirmed = callback
-            self._channel.basic_publish(exchange, key, body, properties, mandatory=True)
-
-        await broker.rpc(self._channel, call)
+        self._channel.basic_publish(exchange, key, body, properties, mandatory=True)
+        # The broker answers this after it has returned the message, or closed the channel. A
+        # confirm would wait for the queues, and so for one whose node is frozen.
+        await broker.rpc(self._channel, self._channel.basic_qos)
         return not self._returned
+
+    async def ask(self, question: str, arguments: Mapping[str, Any]) -> bool:
+        """Send a command to all workers; tell whether any receives it.
+
+        The ticket of their answers is the `question`. Raises pika's AMQPError, with 403 where the
+        account may not ask.
+        """
+        body = pidbox.encode(question, arguments, reply_to=self.reply_to)
+        try:
+            return await self.publish(pidbox.EXCHANGE, "", body, pidbox.PROPERTIES)
+        except ChannelClosedByBroker as exc:
+            if exc.reply_code == 404:  # no worker has ever been connected to this broker
+                return False
+            raise
+
+    async def collect(self, take: Callable[[str, Any], float], until: float) -> None:
+        """Pass the ticket and the content of each answer to `take`; None: it is not JSON.
+
+        It ends at `until` (loop time), which `take` returns anew.
+        """
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout_at(until):
+                    properties, body = await self.replies.get()
+                until = take(str((properties.headers or {}).get("ticket")), pidbox.decode(body))
+
+    async def answers(self, settled: float = ANSWERS) -> list[Any]:
+        """Return what is answered within `ANSWERS`, or until `settled` seconds after the first."""
+        loop, found = asyncio.get_running_loop(), list[Any]()
+        end = loop.time() + ANSWERS
+
+        def take(_ticket: str, answer: Any) -> float:
+            nonlocal end
+            found.append(answer)
+            end = min(end, loop.time() + settled)
+            return end
+
+        await self.collect(take, end)
+        return found
 
     def _on_return(self, *_: Any) -> None:
         self._returned = True
 
     def _on_reply(self, _: Any, __: Any, properties: BasicProperties, body: bytes) -> None:
         self.replies.put_nowait((properties, body))
+
+
+async def ask(connection: TurnConnection, question: str, settled: float = ANSWERS) -> list[Any]:
+    """Ask all workers on a channel of its own; return their answers as `ReplyChannel.answers`."""
+    async with broker.own_channel(connection) as own:
+        channel = await ReplyChannel(own).open()
+        return await channel.answers(settled) if await channel.ask(question, {}) else []

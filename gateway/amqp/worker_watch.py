@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
 
-from gateway.amqp import broker, pidbox
+from gateway.amqp import broker
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
+from gateway.amqp.reply_channel import ask
 from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.config.settings import Config
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 CONSUMERS = 5.0  # seconds between questions to the broker for the consumers of queues
 PAUSE = 60.0  # seconds between questions to workers; each costs a worker a millisecond
 _SHOWN = 20  # queues without a consumer that are named
-ANSWERS = 1.0  # seconds in which workers answer
 LOST = "gateway_worker_results_lost"
 #: Seconds since the epoch, or how many there are: numbers of workers below this can be written.
 FAR = 1e11
@@ -94,7 +93,7 @@ class WorkerWatch(Service):
         self.warnings = found[:_SHOWN] + more
 
     async def _count_lost(self, connection: TurnConnection) -> None:
-        answers = await _ask(connection)
+        answers = await ask(connection, "stats")
         replies = [stats for each in answers if isinstance(each, dict) for stats in each.values()]
         # Workers without the app server do not count them.
         if counts := [lost.number for stats in replies if (lost := lost_results(stats))]:
@@ -106,20 +105,6 @@ def _unconsumed(queue: str, paths: Sequence[str]) -> str:
         f"no worker consumes the queue {queue} (route {', '.join(paths)}): start one with "
         f"-Q {queue}, or correct `queue`; `gateway check` says more"
     )
-
-
-async def _ask(connection: TurnConnection) -> list[Any]:
-    """Return the answers that come in time. Raises one of `broker.ERRORS`."""
-    answers: list[Any] = []
-
-    def take(_channel: Channel, _method: Any, _properties: Any, body: bytes) -> None:
-        answers.append(pidbox.decode(body))
-
-    async with broker.own_channel(connection) as channel:
-        own = await broker.consume_replies(channel, take)
-        pidbox.publish(channel, "stats", {}, ticket=own, reply_to=own)
-        await asyncio.sleep(ANSWERS)
-    return answers
 
 
 def lost_results(stats: Any) -> Lost | None:

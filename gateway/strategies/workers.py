@@ -8,24 +8,20 @@ https://docs.celeryq.dev/en/stable/userguide/workers.html#remote-control
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from kombu.exceptions import KombuError, OperationalError
-from pika.exceptions import ChannelClosedByBroker
 from redis.exceptions import RedisError
 
-from gateway.amqp import pidbox
-from gateway.amqp.reply_channel import ReplyChannel
+from gateway.amqp.reply_channel import ANSWERS, ReplyChannel
 from gateway.amqp.worker_watch import FAR, Lost, lost_results
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
 
-QUICK = 1.0  # seconds in which workers usually answer
 #: The attribute of tasks in which a worker with the app server has their parameters.
 PARAMETERS = "gateway_parameters"
 _QUESTIONS: dict[str, dict[str, Any]] = {
@@ -141,6 +137,15 @@ class Answers:
             for name, said in answer.items():
                 self.workers.setdefault(name, Worker()).take(question, said)
 
+    def complete(self, consumers: Mapping[str, int]) -> bool:
+        """Has each worker answered everything, and one for each of the queues' `consumers`?"""
+        silent = any(self.silent(*each) for each in consumers.items())
+        return not silent and all(worker.complete for worker in self.workers.values())
+
+    def silent(self, queue: str, consumers: int) -> int:
+        """Return how many of the `consumers` of a queue have not answered."""
+        return max(0, consumers - len(self.consuming(queue)))
+
     @property
     def consumed(self) -> set[str]:
         """The queues that workers consume, by their answers."""
@@ -181,40 +186,20 @@ async def holding(
 async def _ask(
     channel: ReplyChannel, questions: dict[str, Any], sufficient: Sufficient, deadline: float
 ) -> Answers:
-    soon = asyncio.get_running_loop().time() + QUICK
+    soon = min(asyncio.get_running_loop().time() + ANSWERS, deadline)
     answers = Answers()
-    tickets: dict[str, str] = {}
-    for question, arguments in questions.items():
-        ticket = secrets.token_hex(16)
-        tickets[ticket] = question
-        if answers.reachable:
-            answers.reachable = await _publish(channel, question, arguments, ticket)
-    while answers.reachable:
+
+    def take(question: str = "", answer: Any = None) -> float:
+        if question in questions:
+            answers.take(question, answer)
         enough, curious = sufficient(answers)
-        if enough and not curious:
-            break
-        try:
-            async with asyncio.timeout_at(min(soon, deadline) if enough else deadline):
-                properties, body = await channel.replies.get()
-        except TimeoutError:
-            break
-        ticket = str((properties.headers or {}).get("ticket"))
-        if ticket in tickets:
-            answers.take(tickets[ticket], pidbox.decode(body))
+        return (soon if curious else 0.0) if enough else deadline
+
+    for question, arguments in questions.items():
+        answers.reachable = answers.reachable and await channel.ask(question, arguments)
+    if answers.reachable:
+        await channel.collect(take, take())
     return answers
-
-
-async def _publish(
-    channel: ReplyChannel, question: str, arguments: dict[str, Any], ticket: str
-) -> bool:
-    """Send a question; tell whether any worker receives it."""
-    body = pidbox.encode(question, arguments, ticket=ticket, reply_to=channel.reply_to)
-    try:
-        return await channel.publish(pidbox.EXCHANGE, "", body, pidbox.PROPERTIES)
-    except ChannelClosedByBroker as exc:
-        if exc.reply_code == 404:  # no worker has ever been connected to this broker
-            return False
-        raise
 
 
 def _whole(value: Any) -> int | None:
@@ -237,12 +222,12 @@ def _running(task: Any) -> Running | None:
 
 
 async def ask_over_redis(config: Config) -> Answers:
-    """Return the workers' answers within `QUICK`, where the broker is a Redis.
+    """Return the workers' answers within `ANSWERS`, where the broker is a Redis.
 
     It cannot be cancelled. Raises `GatewayError`.
     """
     client = CeleryClient(config)
-    inspect = client.app.control.inspect(timeout=QUICK)
+    inspect = client.app.control.inspect(timeout=ANSWERS)
     answers = Answers()
 
     async def one(question: str) -> None:

@@ -18,7 +18,7 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.process.supervisor import Supervisor
 from gateway.stores.result_store import without_password
-from gateway.strategies.workers import Answers, Sufficient, Worker, ask, ask_over_redis
+from gateway.strategies.workers import Worker, ask, ask_over_redis
 
 T = TypeVar("T")
 #: Seconds for which an answer is shown, and within which brokers and workers have to answer.
@@ -138,21 +138,10 @@ async def _inspect(connection: TurnConnection, config: Config, found: Look) -> N
             if exc.reply_code == 404:
                 found.missing.add(queue)
     try:
-        channel = ReplyChannel(connection, await broker.open_channel(connection))
-        await channel.open()
+        channel = await ReplyChannel(await broker.open_channel(connection)).open()
         deadline = asyncio.get_running_loop().time() + _PATIENCE / 2
-        answers = await ask(channel, _sufficient(found.queues), deadline)
+        consumers = {queue: many for queue, (_, many) in found.queues.items()}
+        answers = await ask(channel, lambda told: (told.complete(consumers), False), deadline)
         found.workers = answers.workers
     except ChannelClosedByBroker as exc:
         found.unasked = f"the account may not ask them: {exc.reply_text}"
-
-
-def _sufficient(queues: Mapping[str, tuple[int, int]]) -> Sufficient:
-    """Tell that all have answered when there is one for each consumer of the queues."""
-
-    def judged(answers: Answers) -> tuple[bool, bool]:
-        complete = all(worker.complete for worker in answers.workers.values())
-        consumers = ((len(answers.consuming(each)), many) for each, (_, many) in queues.items())
-        return complete and all(have >= many for have, many in consumers), False
-
-    return judged

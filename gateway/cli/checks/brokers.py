@@ -117,8 +117,7 @@ async def _inspect(
     others = [*queues.dynamic(config), *await queues.exchanges(connection, config)]
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     try:
-        channel = ReplyChannel(connection, await broker.open_channel(connection))
-        await channel.open()
+        channel = await ReplyChannel(await broker.open_channel(connection)).open()
         sufficient = workers.sufficient(config, seen)
         answers = await remote.ask(channel, sufficient, deadline - _LAST)
     except pika.exceptions.ChannelClosedByBroker as exc:

@@ -46,13 +46,13 @@ def sufficient(config: Config, seen: Mapping[str, Seen]) -> Sufficient:
     while a task is missing.
     """
 
+    consumers = {queue: it.consumers for queue, it in seen.items()}
+
     def judged(answers: Answers) -> tuple[bool, bool]:
-        complete = all(worker.complete for worker in answers.workers.values())
-        known = all(not _silent(queue, it, answers) for queue, it in seen.items())
         well = bool(answers.workers) and all(
             not _lacking(task, queues, answers) for task, queues in config.queues_by_task.items()
         )
-        return complete and known, not well
+        return answers.complete(consumers), not well
 
     return judged
 
@@ -76,9 +76,9 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
         ]
     found = []
     for _, names in grouped(config):
-        some = {name: seen[name] for name in names if name in seen}
-        if silent := sum(_silent(queue, it, answers) for queue, it in some.items()):
-            consumers = counted(sum(it.consumers for it in some.values()), "consumer")
+        some = {name: seen[name].consumers for name in names if name in seen}
+        if silent := sum(answers.silent(*each) for each in some.items()):
+            consumers = counted(sum(some.values()), "consumer")
             problem = f"{silent} of {consumers} of {ranged(some)} did not answer"
             found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
     consumed = {queue for queue, it in seen.items() if it.consumers}
@@ -168,10 +168,6 @@ def _no_worker(config: Config, consumers: int, reachable: bool) -> Finding:
     if not reachable:
         return warn("workers", f"{many}, none of which listens to remote control", _ENABLE)
     return fail("workers", f"{many}, none of which answers: {_SILENT}", _RESTART)
-
-
-def _silent(queue: str, seen: Seen, answers: Answers) -> int:
-    return max(0, seen.consumers - len(answers.consuming(queue)))
 
 
 def _only_idle(task: str, queues: list[str], answers: Answers, consumed: Collection[str]) -> bool:

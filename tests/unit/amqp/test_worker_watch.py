@@ -49,7 +49,7 @@ async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch)
     ]
     seen, looked = [], asyncio.Event()
 
-    async def ask(_connection):
+    async def ask(_connection, _question):
         seen.append(metrics.get(LOST))
         if not answers:
             looked.set()
@@ -61,7 +61,7 @@ async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch)
     async def open_channel(_connection):
         raise pika.exceptions.AMQPError("closed")
 
-    monkeypatch.setattr(worker_watch, "_ask", ask)
+    monkeypatch.setattr(worker_watch, "ask", ask)
     monkeypatch.setattr(worker_watch, "PAUSE", 0)
     monkeypatch.setattr(worker_watch, "CONSUMERS", 0)
     monkeypatch.setattr(broker, "open_channel", open_channel)
