@@ -163,7 +163,7 @@ def test_held_results_are_stored_before_any_is_read_or_forgotten(app, store, hel
 
 
 def test_the_result_of_a_chords_member_is_not_held(app):
-    @app.task(name="member", shared=False)
+    @app.task(name="member", shared=False, acks_late=True)
     def member(): ...
 
     named = {"id": "1", "task": "member"}
