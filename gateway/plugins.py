@@ -8,7 +8,7 @@ Nothing is imported before it is used: what a list says of a module is read from
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from os import listdir, path
@@ -71,13 +71,12 @@ class Plugin:
         with self.named():
             for node in ast.parse(self.text()).body:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                    try:
-                        assert isinstance(node.value, ast.Call)
-                        keywords = node.value.keywords
-                        return {str(each.arg): ast.literal_eval(each.value) for each in keywords}
-                    except (AssertionError, ValueError):
-                        text = f"{name} has to be a call whose arguments are literals"
-                        raise TypeError(f"{self.module}: {text}") from None
+                    value = node.value
+                    with suppress(ValueError):
+                        if isinstance(value, ast.Call):
+                            return {str(e.arg): ast.literal_eval(e.value) for e in value.keywords}
+                    text = f"{name} has to be a call whose arguments are literals"
+                    raise TypeError(f"{self.module}: {text}")
         return {}
 
     def text(self) -> str:
