@@ -304,6 +304,7 @@ def journal(judge: Judge) -> Iterator[str]:
         yield f"{counted} failures are counted, of {failures} and {earlier} runs before"
     there = {entry.arguments()[0][1]["x-try"]: entry for entry in entries if entry.queue}
     ran = succeeded | failed
+    taken = {one.delivery for one in judge.seen.tries if one.good}
     for one in judge.seen.tries:
         entry = there.get(one.id)
         if entry is None:
@@ -314,6 +315,7 @@ def journal(judge: Judge) -> Iterator[str]:
             and entry.state in OPEN
             and entry.task_id not in ran
             and one.delivery not in judge.gone
+            and not (one.hasty and one.delivery not in taken)  # its sender has given up
         ):
             yield f"{judge.show(one)} is {entry.state} as {entry.task_id}, which has not run"
 
