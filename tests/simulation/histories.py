@@ -283,7 +283,8 @@ def unexplained(history: list[Operation], steady: bool = True) -> Operation | No
 
     If Redis' clock is not `steady`, anything may lapse and be forgotten at any time.
     """
-    ordered = sorted(history, key=lambda one: one.ended)
+    ordered = sorted(history, key=lambda one: (one.ended, one.began))
+    alike = _alike(ordered)
     answered = sum(one.ended < inf for one in ordered)
 
     @cache
@@ -302,7 +303,7 @@ def unexplained(history: list[Operation], steady: bool = True) -> Operation | No
             return None
         furthest = max(furthest, first)
         for i in candidates(first):
-            if ahead >> (i - first) & 1:
+            if ahead >> (i - first) & 1 or (i in alike and not ahead >> (alike[i] - first) & 1):
                 continue
             one, since = ordered[i], max(clock, ordered[i].began)
             now = (since, ordered[first].ended) if steady else (-inf, inf)
@@ -317,6 +318,23 @@ def unexplained(history: list[Operation], steady: bool = True) -> Operation | No
                     seen.add(step)
                     stack.append(step)
     return ordered[furthest]
+
+
+def _alike(ordered: list[Operation]) -> dict[int, int]:
+    """Return, of each unanswered operation, the last one before it that is the same.
+
+    What the later one does, the earlier one may have done at the same time. So the earlier one is
+    done first, and the search does not grow with what is written again and again.
+    """
+    found: dict[int, int] = {}
+    last: dict[str, int] = {}
+    for i, one in enumerate(ordered):
+        if one.ended == inf:
+            what = f"{one.name} {sorted(one.given.items())}"
+            if what in last:
+                found[i] = last[what]
+            last[what] = i
+    return found
 
 
 def until_loss(history: list[Operation], losses: list[float]) -> list[Operation]:

@@ -220,3 +220,9 @@ def test_a_history_ends_where_redis_loses_what_it_has_confirmed():
 def test_a_claim_that_is_newer_than_the_loss_is_judged():
     history = WRONG["two own it"]
     assert until_loss(history, [-1.0]) == history
+
+
+def test_the_search_does_not_grow_with_what_is_written_again_and_again():
+    again = [write(name, 1 + n, inf, A) for n in range(20) for name in (CONFIRM, RELEASE)]
+    never = take(200, 201, B, DONE, task=A)
+    assert unexplained([take(0, 1, A, MINE), *again, never], steady=False) is never
