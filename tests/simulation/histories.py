@@ -7,7 +7,8 @@ describes it, gives exactly these answers: so did Wing and Gong (1993), with a m
 been tried as Lowe (2017) adds it.
 
 Not judged: how many tries a claim counts, and when the first one came. What Redis has lost is
-the exception that the documentation has, so a history ends there.
+the exception that the documentation has, so a history ends there. After a failover the former
+primary may still be asked for a claim's state, and tells an older one: `oracle.claims` omits that.
 """
 
 from __future__ import annotations

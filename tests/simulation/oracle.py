@@ -369,7 +369,14 @@ def claims(judge: Judge) -> Iterator[str]:
     losses = [one.began for one in judge.seen.injected if one.kind in FORGETFUL]
     steady = not any(one.target == "redis" and one.kind == "jumps" for one in judge.seen.injected)
     for key, whole in judge.world.histories.items():
-        history = histories.until_loss(whole, losses)
+        # A server that was primary until now may still be asked, and looks at what it has.
+        known = [
+            one
+            for one in whole
+            if one.name != histories.STATE
+            or not judge.hit(one.began - CALM, one.ended, "failed over")
+        ]
+        history = histories.until_loss(known, losses)
         wrong = histories.unexplained(history, steady)
         if wrong is not None:
             told = histories.worded(wrong, history, judge.world.began)
