@@ -69,6 +69,11 @@ class Claim:
         """Does this try own the claim, so that it publishes and writes what follows?"""
         return self.state in (MINE, LAPSED)
 
+    @property
+    def taken(self) -> bool:
+        """Had the broker taken the message of another try?"""
+        return self.state in (CONFIRMED, DONE)
+
 
 @dataclass(slots=True)
 class Record:

@@ -16,21 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gateway.answer import Answer
 from gateway.claims.claim import CONFIRMED, DONE, MINE, Claim
-from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic
 from gateway.errors import (
     NotConfirmed,
-    Rejected,
     RequestError,
     ResultsLost,
     StateUnavailable,
     Unavailable,
-    Unroutable,
 )
 from gateway.failpoints import CLAIMED, PUBLISHED
-from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.relay.delivery import DeliveryInFlight
 from gateway.tracing.trace import CLAIM, WAIT
@@ -43,10 +38,8 @@ class ClaimedDelivery(DeliveryInFlight):
     the delivery is relayed without one.
     """
 
-    __slots__ = ("claim", "idempotency", "owner", "sent")
+    __slots__ = ("owner", "sent")
 
-    idempotency: Idempotency
-    claim: Claim | None
     #: The id of this try, which is that of its task, too, unless other tries have the same task id.
     owner: str
     #: Has this try sent a message? Then no refusal that follows may say that nothing runs.
@@ -54,8 +47,7 @@ class ClaimedDelivery(DeliveryInFlight):
 
     def begin(self) -> None:
         assert self.context.idempotency is not None  # the relay has looked
-        self.idempotency, self.claim = self.context.idempotency, None
-        self.sent = False
+        self.idempotency, self.sent = self.context.idempotency, False
         if self.identity:
             runs_once = self.route.runs_once
             self.owner = self.context.ids.new() if runs_once else self.message.task_id
@@ -63,42 +55,6 @@ class ClaimedDelivery(DeliveryInFlight):
             self.run(self._relay())
         else:
             super().begin()
-
-    # What the delivery's own steps call --------------------------------------------------------
-
-    @property
-    def _owns_claim(self) -> bool:
-        return self.claim is not None and self.claim.ours
-
-    @property
-    def _was_tried(self) -> bool:
-        return self.claim is not None and self.claim.state != MINE
-
-    @property
-    def _age(self) -> float:
-        return 0.0 if self.claim is None else self.claim.age
-
-    def _on_taken(self) -> None:
-        if self.claim is not None and self.claim.ours:
-            self.idempotency.claims.confirm(self.claim)
-
-    def _on_not_taken(self, error: RequestError) -> None:
-        claim = self.claim
-        if claim is None or not claim.ours:
-            return
-        # Only a returned message is surely not taken. A rejected one may be: when a queue crashes,
-        # the broker also rejects messages that are in the queue after it has recovered.
-        self.idempotency.claims.release(claim, not_taken=isinstance(error, Unroutable))
-        if not isinstance(error, (Rejected, Unroutable)):
-            self._on_unattended()
-
-    def _on_unattended(self) -> None:
-        if self.claim is not None:
-            self.idempotency.late.listen(self.claim, self.route.read)
-
-    def _on_ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
-        if self.claim is not None:
-            self.idempotency.claims.settle(self.claim, outcome, answer, final)
 
     def _waits_again(self, error: RequestError) -> bool:
         """Wait for the stored result, as joined tries do, where the connection for it was lost."""
@@ -178,14 +134,12 @@ class ClaimedDelivery(DeliveryInFlight):
         is not known for which of them the sender still waits. A try whose sender has said how long
         to wait is not held.
         """
-        self.claim = claim
-        claim.redacted = self.redacted and self.redacted.without_body()
-        self.task_id = claim.task_id
         if not claim.ours:
             if not self.joined:
                 self.context.metrics.add("gateway_duplicates_joined_total")
             self.trace.begin(WAIT)
-        self.joined, self.taken = not claim.ours, claim.state in (CONFIRMED, DONE)
+        self.claim, self.task_id = claim, claim.task_id
+        claim.redacted = self.redacted and self.redacted.without_body()
         if claim.tries < self.route.tries and not again and not self.applied:
             first = self.request.arrived - claim.age
             self.extend(first + self.route.hold + self.route.deadline)
@@ -216,7 +170,7 @@ class ClaimedDelivery(DeliveryInFlight):
         if outcome is not None:
             answer, final = self.route.read(outcome)
             if not final:
-                self._on_ran(outcome, answer, final)
+                self._write_end(outcome, answer, final)
                 return None
             pending.settle(outcome)
         elif claim.ours:

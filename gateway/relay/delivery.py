@@ -9,6 +9,8 @@ from functools import partial
 
 from gateway.answer import Answer, of_acceptance, of_outcome
 from gateway.celery_message import Message, encode_body
+from gateway.claims.claim import MINE
+from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic, time
 from gateway.config.route import Route
 from gateway.delivery import Delivery, Preference, Request, read_prefer
@@ -17,8 +19,10 @@ from gateway.errors import (
     BodyTooSlow,
     DeadlinePassed,
     NotConfirmed,
+    Rejected,
     RequestError,
     StateUnavailable,
+    Unroutable,
 )
 from gateway.failpoints import CONFIRMED
 from gateway.journal.entry import FAILED, SUCCEEDED
@@ -39,8 +43,12 @@ class DeliveryInFlight(InFlight):
     A confirm is an answer only where the mode is ``accept``. `STAGES` has what happens when.
     """
 
-    __slots__ = ("delivery", "further", "mode", "route", "stage", "tracked", "verified")
+    __slots__ = (
+        "delivery", "further", "idempotency", "mode", "route", "stage", "tracked", "verified"
+    )  # fmt: skip
 
+    #: What writes to its claim; set where deliveries take claims.
+    idempotency: Idempotency
     # Set by `make_messages`.
     delivery: Delivery
     message: Message
@@ -178,35 +186,6 @@ class DeliveryInFlight(InFlight):
         self.task_id = pending.message.task_id
         pending.watch(partial(self.guarded, self._advance))
 
-    # What a claim adds at events; here there is none ---------------------------------------------
-
-    @property
-    def _owns_claim(self) -> bool:
-        """Does this try own a claim, so that it writes what follows to it?"""
-        return False
-
-    @property
-    def _was_tried(self) -> bool:
-        """May an earlier try have been answered without the result of this one's task?"""
-        return False
-
-    @property
-    def _age(self) -> float:
-        """The seconds since the first try."""
-        return 0.0
-
-    def _on_taken(self) -> None:
-        """The broker has taken the message."""
-
-    def _on_not_taken(self, error: RequestError) -> None:
-        """`error` has come instead of the confirm."""
-
-    def _on_unattended(self) -> None:
-        """Nobody waits any more for the task, which may still run."""
-
-    def _on_ran(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
-        """The task has ended; `answer` and `final` are from `Route.read` of its `outcome`."""
-
     def _waits_again(self, error: RequestError) -> bool:
         """Is the result, whose connection was lost with `error`, waited for in another way?"""
         return False
@@ -248,13 +227,18 @@ class DeliveryInFlight(InFlight):
         self._refused(NotConfirmed())
 
     def _refused(self, error: RequestError) -> None:
-        self._on_not_taken(error)
+        if (claim := self.claim) is not None and claim.ours:
+            # Only a returned message is surely not taken. A rejected one may be: when a queue
+            # crashes, the broker also rejects messages that are in it after it has recovered.
+            self.idempotency.claims.release(claim, not_taken=isinstance(error, Unroutable))
+            if not isinstance(error, (Rejected, Unroutable)):
+                self._listen()
         self.refuse(error)
 
     def _left_unconfirmed(self) -> None:
         self._revoke()
         # The confirm has to be written to the claim, or the next try would publish again.
-        if not self._owns_claim:
+        if self.claim is None or not self.claim.ours:
             self._abandon()
 
     def _left(self) -> None:
@@ -262,15 +246,16 @@ class DeliveryInFlight(InFlight):
         if self.closed:
             self._waited("client-gone")
         self._abandon()
-        if self._owns_claim:
-            self._on_unattended()
+        if self.claim is not None and self.claim.ours:
+            self._listen()
 
     def _confirmed(self) -> None:
         self.context.failpoint.reach(CONFIRMED)
-        self._on_taken()
+        if (claim := self.claim) is not None and claim.ours:
+            self.idempotency.claims.confirm(claim)
         if self.closed:
             self._abandon()
-            self._on_unattended()
+            self._listen()
             self._finish_if_idle()
         elif self.mode == "accept":
             self._abandon()
@@ -286,7 +271,7 @@ class DeliveryInFlight(InFlight):
         if self.mode == "accept":  # the broker has it: the answer waits for the journal only
             return
         self._stop_waiting()
-        self._on_unattended()
+        self._listen()
         self._revoke()
         answered = "error"
         if self.mode == "wait-then-accept":
@@ -312,14 +297,24 @@ class DeliveryInFlight(InFlight):
             # If it succeeded, the sender hears nevertheless that it failed.
             self.state = FAILED if outcome.state == SUCCESS else self.end.state
             taken = outcome.state == SUCCESS or self.route.runs_once
-            self._on_ran(outcome, None, taken)
+            self._write_end(outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
                 self.accept()
             else:
                 self.refuse(error)
         else:
-            self._on_ran(outcome, answer, answer.status in self.route.final_statuses)
+            self._write_end(outcome, answer, answer.status in self.route.final_statuses)
             self.answer_with(answer)
+
+    def _write_end(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
+        """Write the end of the task to the claim; `answer` and `final` are from `Route.read`."""
+        if self.claim is not None:
+            self.idempotency.claims.settle(self.claim, outcome, answer, final)
+
+    def _listen(self) -> None:
+        """Have the end of the task written to the claim, as nobody waits for it any more."""
+        if self.claim is not None:
+            self.idempotency.late.listen(self.claim, self.route.read)
 
     def _never(self, *_: object) -> None:
         """Nothing is published yet, or the event has led to the next stage."""
@@ -339,6 +334,11 @@ class DeliveryInFlight(InFlight):
 
     # Answers ------------------------------------------------------------------------------------
 
+    @property
+    def _age(self) -> float:
+        """The seconds since the first try."""
+        return 0.0 if self.claim is None else self.claim.age
+
     def _waited(self, outcome: str) -> None:
         """Count how long the task's result was waited for."""
         if self.mode != "accept":
@@ -349,10 +349,11 @@ class DeliveryInFlight(InFlight):
     def answer_with(self, answer: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""
         self.state = SUCCEEDED
-        late = self.context.late if self.route.late is not None and self._was_tried else None
+        late = self.context.late if self.route.late is not None else None
         if self.mode == "accept":
             self.accept()
-        elif late is not None:  # an earlier try may have been answered without it
+        elif late is not None and self.claim is not None and self.claim.state != MINE:
+            # An earlier try may have been answered without it.
             self.extend(monotonic() + _YIELDING)
             late.yields(
                 self.task_id, self.deadline, partial(self.guarded, self._give_unless, answer)

@@ -16,6 +16,7 @@ from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.answer import DELIVERY_ID, Answer, of_error
 from gateway.background import Tasks
 from gateway.celery_message import Message, TaskIds
+from gateway.claims.claim import Claim
 from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic
 from gateway.config.redaction import Redacted
@@ -97,11 +98,11 @@ class InFlight(ABC):
 
     ``endpoint``, ``event``, ``delivery_id``, ``task_id``, ``message``, ``pending``, ``outcome`` and
     ``identity`` are set as they become known. ``state`` is the delivery's in the journal, where the
-    end of its task is known, and ``begun`` is from `Journal.begin`. ``joined``: an earlier try has
-    published the task, or is about to; ``taken``: the broker had taken that before. ``applied`` is
-    what the answer says in Preference-Applied. ``kept``: the journal may have the request.
-    ``redacted`` hides the values that may not be kept anywhere; None: there are none.
-    ``closed``: it is ``answered``, or its sender has disconnected.
+    end of its task is known, and ``begun`` is from `Journal.begin`. ``claim`` is the one that it
+    has taken or joined; None: it has none, or none yet. ``applied`` is what the answer says in
+    Preference-Applied. ``kept``: the journal may have the request. ``redacted`` hides the values
+    that may not be kept anywhere; None: there are none. ``closed``: it is ``answered``, or its
+    sender has disconnected.
 
     At its end it has a ``status`` (0: the sender has disconnected), the ``seconds`` since the
     request has arrived, the type of the ``error`` that was the answer, and a ``reason``: why the
@@ -109,10 +110,10 @@ class InFlight(ABC):
     """
 
     __slots__ = (
-        "_counted", "_gone", "_respond", "_size", "_step", "answered", "applied", "begun", "closed",
-        "context", "deadline", "delivery_id", "endpoint", "error", "event", "identity", "joined",
+        "_counted", "_gone", "_respond", "_size", "_step", "answered", "applied", "begun", "claim",
+        "closed", "context", "deadline", "delivery_id", "endpoint", "error", "event", "identity",
         "kept", "message", "outcome", "pending", "reason", "redacted", "request", "seconds",
-        "state", "status", "taken", "task_id", "trace",
+        "state", "status", "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -123,14 +124,14 @@ class InFlight(ABC):
         self.trace = UNTRACED if tracer is None else tracer.begin(request)
         self.endpoint = _NONE
         self.deadline = 0.0
-        self.answered = self.closed = self.joined = self.taken = False
-        self._counted = self._gone = False
+        self.answered = self.closed = self._counted = self._gone = False
         self.kept = True
         self.event = self.delivery_id = self.task_id = self.identity = ""
         self.applied = self.state = self.error = self.reason = ""
         self.status = 0
         self.seconds = 0.0
         self.begun: Future[bool] | None = None
+        self.claim: Claim | None = None
         self.message: Message | None = None
         self.pending: PendingTask | None = None
         self.outcome: Outcome | None = None
@@ -144,6 +145,11 @@ class InFlight(ABC):
     def path(self) -> str:
         """The route's path; empty where no route is known."""
         return self.endpoint.path
+
+    @property
+    def joined(self) -> bool:
+        """Has another try published the task, or is it about to?"""
+        return self.claim is not None and not self.claim.ours
 
     @property
     def published(self) -> float | None:
@@ -353,9 +359,10 @@ class InFlight(ABC):
     def _record(self, reason: str) -> None:
         self.reason = self._shown(reason)
         if self.message is not None and not self.state:
-            pending = self.pending
+            pending, claim = self.pending, self.claim
             sent = pending is not None and (pending.confirmed or not self.joined)
-            self.state = ACCEPTED if self.answered or self.taken or sent else REFUSED
+            taken = claim is not None and claim.taken
+            self.state = ACCEPTED if self.answered or taken or sent else REFUSED
         for recorder in self.context.recorders:
             recorder.ended(self)
 

@@ -188,10 +188,12 @@ class Traced(Protocol):
     delivery_id: str
     task_id: str
     message: Message | None
-    joined: bool
 
     @property
     def path(self) -> str: ...
+
+    @property
+    def joined(self) -> bool: ...
 
     @property
     def kept_request(self) -> Request: ...

@@ -126,25 +126,25 @@ MUTANTS = [
     ),
     _m(
         "a claim's confirm not written",
-        _CLAIMED,
-        "self.idempotency.claims.confirm(self.claim)",
+        _RELAY,
+        "self.idempotency.claims.confirm(claim)",
         "pass",
     ),
     _m(
         "an unknown confirm taken for none",
-        _CLAIMED,
+        _RELAY,
         "not_taken=isinstance(error, Unroutable)",
         "not_taken=True",
     ),
     _m(
         "what is unconfirmed not listened for",
-        _CLAIMED,
+        _RELAY,
         "if not isinstance(error, (Rejected, Unroutable)):",
         "if False:",
     ),
     _m(
         "late results not listened for",
-        _CLAIMED,
+        _RELAY,
         "self.idempotency.late.listen(self.claim, self.route.read)",
         "pass",
     ),
@@ -204,7 +204,7 @@ MUTANTS = [
     _m(
         "a delivery accepted that was not published",
         "relay/in_flight",
-        "ACCEPTED if self.answered or self.taken or sent else REFUSED",
+        "ACCEPTED if self.answered or taken or sent else REFUSED",
         "ACCEPTED",
     ),
     _m(
