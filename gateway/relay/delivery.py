@@ -29,7 +29,8 @@ from gateway.journal.entry import FAILED, SUCCEEDED
 from gateway.metric_table import MISSES, WAITS
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
-from gateway.relay.in_flight import Context, InFlight, Respond
+from gateway.relay.context import Context
+from gateway.relay.in_flight import InFlight, Respond
 from gateway.sources.base import Verified
 from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
 

@@ -6,41 +6,28 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from asyncio import Future, Task
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TypeVar
 
 from gateway import request_log
-from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.answer import DELIVERY_ID, Answer, of_error
-from gateway.background import Tasks
-from gateway.celery_message import Message, TaskIds
+from gateway.celery_message import Message
 from gateway.claims.claim import Claim
-from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic
 from gateway.config.redaction import Redacted
 from gateway.config.route import RESULTS
 from gateway.delivery import Request, recorded_trace
 from gateway.errors import MethodNotAllowed, RequestError, ResultsUnavailable, Unverified, cut_off
-from gateway.failpoints import Failpoint
 from gateway.journal.entry import ACCEPTED, FAILED, REFUSED, End, ended
-from gateway.journal.writing import Journal
 from gateway.metric_table import ERRORS
-from gateway.metrics import Metrics
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
-from gateway.relay.fairness import Fairness
-from gateway.relay.further_tasks import FurtherTasks
-from gateway.relay.limits import Deadlines, Limits, SourceLimits
-from gateway.relay.result_urls import ResultURLs, Ticket
+from gateway.relay.context import Context
+from gateway.relay.limits import SourceLimits
+from gateway.relay.result_urls import Ticket
 from gateway.relay.routes import Endpoint
-from gateway.strategies.base import Strategy
 from gateway.tracing.trace import ANSWER, TRACERESPONSE, UNTRACED
-
-if TYPE_CHECKING:
-    from gateway.late.answers import LateAnswers
-    from gateway.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -52,41 +39,6 @@ _STATES = {502: FAILED, 504: ACCEPTED}
 #: The endpoints of requests for which no route is known, and of GETs of results' URLs.
 _NONE = Endpoint("", "", None, SourceLimits(None), [])
 _RESULTS = Endpoint(RESULTS, "", None, SourceLimits(None), [])
-
-
-class Recorder(Protocol):
-    """Records how requests have ended; one that is switched off is absent."""
-
-    def ended(self, request: InFlight, /) -> None:
-        """Record a request that was answered, or whose sender has disconnected."""
-
-
-@dataclass(slots=True, frozen=True)
-class Context:
-    """The services that the requests of a process share."""
-
-    strategy: Strategy
-    strategy_name: str
-    ids: TaskIds
-    metrics: Metrics
-    recorders: Sequence[Recorder]
-    limits: Limits
-    deadlines: Deadlines
-    result_urls: ResultURLs
-    failpoint: Failpoint
-    steps: Tasks
-    further: FurtherTasks
-    fairness: Fairness
-    #: None if no request is traced.
-    tracer: Tracer | None
-    #: None if nothing is kept.
-    journal: Journal | None
-    #: Not None if any route has an identity.
-    idempotency: Idempotency | None
-    #: Not None if any route has late answers.
-    late: LateAnswers | None
-    #: Not None if any route has dynamic queues.
-    queues: DynamicQueues | None
 
 
 class InFlight(ABC):

@@ -4,50 +4,31 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gateway.amqp.dynamic_queues import DynamicQueues
-from gateway.amqp.publisher import Publisher
-from gateway.background import Service, Tasks
+from gateway.background import Service
 from gateway.celery_message import TaskIds
-from gateway.claims.idempotency import Idempotency
 from gateway.config.route import RESULTS
 from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, RequestError, Unverified
 from gateway.failpoints import Failpoint
-from gateway.failures.counting import Failures
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.refusals import Kept
-from gateway.journal.writing import Journal
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay.claimed_delivery import ClaimedDelivery
+from gateway.relay.context import Context
 from gateway.relay.delivery import DeliveryInFlight
-from gateway.relay.fairness import Fairness
-from gateway.relay.further_tasks import FurtherTasks, TakenTasks
-from gateway.relay.in_flight import (
-    Context,
-    InFlight,
-    Recorder,
-    Respond,
-    ResultLookup,
-    check_method,
-)
-from gateway.relay.limits import Deadlines, Limits
+from gateway.relay.in_flight import InFlight, Respond, ResultLookup, check_method
 from gateway.relay.recorders import JournalRecorder, LogRecorder
-from gateway.relay.result_urls import ResultURLs
 from gateway.relay.routes import MAX_EVENT, Routes
 from gateway.sources.base import Verified
 from gateway.sources.reading import read_query
-from gateway.stores.results import Results
 from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, VERIFY
 
 
 class Relay(Service):
-    """Turns requests into tasks and their outcomes into answers.
-
-    `ids` makes the task ids; `strategy` receives the results of these.
-    """
+    """Turns requests into tasks and their outcomes into answers; `Context` has the arguments."""
 
     def __init__(
         self,
@@ -58,70 +39,22 @@ class Relay(Service):
         failpoint: Failpoint,
     ):
         self._timeout = config.timeout
-        self.limits = Limits(config)
         self._routes = Routes(config)
         # From the beginning, as an alert has to see how each of them has come to its first value.
         for route in config.routes:
             for name in (UNROUTED, FILTERED):
                 metrics.place(name, route.path)
-        joined = any(route.identified for route in config.routes)
-        late = any(route.late is not None for route in config.routes)
-        results = None
-        if config.results and (joined or late or config.secret_key or config.journal):
-            results = Results(config, listens=joined or late)
-        idempotency = Idempotency(config, results, metrics) if joined and results else None
+        context = self.context = Context(config, strategy, metrics, ids, failpoint)
+        self.limits = context.limits
         #: Only where a route has identities there are claims.
-        self._made = DeliveryInFlight if idempotency is None else ClaimedDelivery
-        journal = Journal(config, metrics, results) if config.journal else None
-        failures = None if journal is None else Failures(config, journal.store, metrics)
-        tracer = None
-        if config.trace_sample is not None:
-            # Only here, as it imports OpenTelemetry.
-            from gateway.tracing.tracer import Tracer
-
-            tracer = Tracer(config)
-        late_answers = None
-        if late and results:
-            # Only here, as it imports an HTTP client.
-            from gateway.late.answers import LateAnswers
-
-            late_answers = LateAnswers(config, metrics, results, journal, tracer, failpoint)
-        recorders: list[Recorder] = []
-        if journal is not None:
-            recorders.append(JournalRecorder(journal))
+        self._made = DeliveryInFlight if context.idempotency is None else ClaimedDelivery
+        if context.journal is not None:
+            context.recorders.append(JournalRecorder(context.journal))
         if config.log_requests:
-            recorders.append(LogRecorder(config.log_requests, config.strategy))
-        if tracer is not None:
-            recorders.append(tracer)
-        taken = TakenTasks(config, idempotency.claims.redis) if idempotency else None
-        self.context = Context(
-            strategy=strategy,
-            strategy_name=config.strategy,
-            ids=ids,
-            metrics=metrics,
-            recorders=recorders,
-            limits=self.limits,
-            deadlines=Deadlines(),
-            result_urls=ResultURLs(config, results.commands if results else None),
-            failpoint=failpoint,
-            steps=Tasks(),
-            further=FurtherTasks(config.prefix, strategy, ids, taken),
-            fairness=_fairness(config, strategy),
-            tracer=tracer,
-            journal=journal,
-            idempotency=idempotency,
-            late=late_answers,
-            queues=_dynamic_queues(config, metrics, strategy),
-        )
-        context, keys = self.context, self._routes.fetched_keys
-        # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
-        own = (tracer, results, idempotency, journal, failures, late_answers)
-        services = (*own, strategy, context.queues, context.fairness, *keys)
-        self.uses = [service for service in services if service is not None]
-
-    async def stop(self) -> None:
-        await self.context.steps.stop()
-        await super().stop()
+            context.recorders.append(LogRecorder(config.log_requests, config.strategy))
+        if context.tracer is not None:
+            context.recorders.append(context.tracer)
+        self.uses = (context, *self._routes.fetched_keys)
 
     def checks(self) -> dict[str, str]:
         """Return for each server that requests need what is wrong with it; empty: nothing."""
@@ -256,22 +189,6 @@ class Relay(Service):
         self.context.metrics.count(counter, in_flight.path)
         in_flight.state = IGNORED
         in_flight.give(in_flight.endpoint.unrouted(verified), reason)
-
-
-def _fairness(config: Config, strategy: Strategy) -> Fairness:
-    queues = {q for route in config.routes if route.fair_by is not None for q in route.queue_names}
-    publisher = strategy.publisher
-    if queues and isinstance(publisher, Publisher):
-        return Fairness(queues, publisher)
-    return Fairness()
-
-
-def _dynamic_queues(config: Config, metrics: Metrics, strategy: Strategy) -> DynamicQueues | None:
-    if not config.dynamic_paths:
-        return None
-    publisher = strategy.publisher
-    assert isinstance(publisher, Publisher)  # `cross_checks` refuses other brokers
-    return DynamicQueues(config, metrics, publisher)
 
 
 def _delivery(in_flight: DeliveryInFlight, params: dict[str, str], verified: Verified) -> Delivery:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import copy
 from time import monotonic
 from typing import Any
 
@@ -97,7 +97,8 @@ async def test_a_later_try_asks_whether_its_result_was_sent_late(harness, state,
 
     delivery, late = waiting(harness), Late()
     delivery.route = delivery.route.model_copy(update={"late": object()})
-    delivery.context = replace(delivery.context, late=late)
+    delivery.context = copy(delivery.context)
+    delivery.context.late = late
     claim = Claim(b"key", "channel", "owner", 15.0, state, "task", b"", tries=1)
     delivery.enter(0)
     delivery.join(claim, again=False)

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.answer import Answer
 from gateway.celery_message import Message
+from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.journal.entry import IGNORED, REFUSED, Entry
 from gateway.journal.refusals import SENDER, Kept
@@ -64,7 +65,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
 
 @pytest.mark.parametrize("route", OWN + OTHERS, ids=lambda route: min(route))
 def test_each_delivery_that_lacks_a_value_is_kept(send, entries, route, monkeypatch):
-    monkeypatch.setattr("gateway.relay.relay._dynamic_queues", lambda *_: None)
+    monkeypatch.setattr(Config, "dynamic_paths", [])
 
     answer = send(route, {"x": "y"})
 
