@@ -6,17 +6,15 @@ others are answered. https://www.rfc-editor.org/rfc/rfc9112
 
 from __future__ import annotations
 
-import logging
 import math
 import zlib
+from functools import partial
 from http.client import responses
-from logging import INFO, WARNING
 from time import gmtime, strftime
 
 from tornado.httputil import HTTPMessageDelegate, RequestStartLine
 
-from gateway import request_log
-from gateway.answer import Answer, of_error
+from gateway.answer import Answer
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.delivery import Request
@@ -25,12 +23,10 @@ from gateway.http import head
 from gateway.http.connection import Connection, Headers
 from gateway.http.head import Proxies
 from gateway.http.stream import RequestRefused, Stream
-from gateway.metric_table import ACTIVE, ERRORS
+from gateway.metric_table import ACTIVE
 from gateway.metrics import Metrics
-from gateway.relay.in_flight import InFlight
+from gateway.relay.in_flight import InFlight, Respond
 from gateway.relay.relay import Relay
-
-log = logging.getLogger(__name__)
 
 #: Bytes of memory that a header field, and a piece of a body, need beside their own bytes.
 FIELD, PIECE = 128, 64
@@ -127,7 +123,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         try:
             request = self._request(self._stream.hand_on())
         except RequestError as error:
-            self.respond(self._refusal(error))
+            self._refuse(error, self.respond)
             return
         in_flight = self._shared.relay.relay(request, self.respond)
         if in_flight is not None and not self.answered:
@@ -182,32 +178,16 @@ class ReceivedRequest(HTTPMessageDelegate):
 
     def refuse(self, error: RequestError) -> None:
         """Answer before the request is read to its end; the connection ends after that."""
-        if self.answered:
-            return
-        self._pieces.clear()
-        self._write(self._refusal(error), "close")
+        if not self.answered:
+            self._pieces.clear()
+            self._refuse(error, partial(self._write, connection="close"))
 
-    def _refusal(self, error: RequestError) -> Answer:
-        """Record a request that the relay does not get, and return the answer."""
-        shared, method, status = self._shared, self._start.method, error.status
-        delivery = shared.relay.delivery_id()
-        seconds = monotonic() - self.arrived if self.arrived else 0.0
-        shared.metrics.answered("", method, status, seconds)
-        shared.metrics.count(ERRORS, error.type)
+    def _refuse(self, error: RequestError, respond: Respond) -> None:
         path, _ = head.split_target(self._start.path)
         headers = {} if self._start is _NO_START else self._headers
-        about = (method, path, "", headers, b"", self._remote(), self.arrived, time())
-        kept = shared.relay.keep(Request(*about, whole=False), delivery, error, seconds)
-        path, remote = kept.path, kept.remote
-        # No route and no task are known.
-        text = f"%d {error.type}: %s (delivery %s, %s %s from %s)"
-        asked = (delivery, request_log.printable(method), request_log.shown_path(path), remote)
-        why = request_log.printable(str(error))
-        log.log(WARNING if status >= 500 else INFO, text, status, why, *asked)
-        if shared.config.log_requests:
-            ids = {"delivery": delivery, "remote": remote}
-            request_log.write(method, path, status, seconds, f"{error.type}: {error}", **ids)
-        return of_error(error, delivery)
+        arrived = self.arrived or monotonic()
+        about = (self._start.method, path, "", headers, b"", self._remote(), arrived, time())
+        self._shared.relay.refuse(Request(*about, whole=False), error, respond)
 
     def _remote(self) -> str:
         """Return the sender's address; that of its proxy, as long as no header has come."""

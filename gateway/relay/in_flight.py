@@ -261,8 +261,8 @@ class InFlight(ABC):
         ids = (self.path, self.delivery_id, self.task_id, self.endpoint.name)
         # A task's error by its text, which the sender does not get.
         why, request = self._shown(self.end.error or str(error)), self.kept_request
-        asked = (request.method, request_log.shown_path(request.path), request.remote)
-        shown = request_log.printable(why)
+        method, shown = (request_log.printable(each) for each in (request.method, why))
+        asked = (method, request_log.shown_path(request.path), request.remote)
         log.log(level, text, error.status, shown, *(each or "none" for each in ids), *asked)
         if not self.closed:
             self.context.metrics.count(ERRORS, error.type)

@@ -11,8 +11,7 @@ from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, RequestError, Unverified
 from gateway.failpoints import Failpoint
-from gateway.journal.entry import IGNORED, REFUSED
-from gateway.journal.refusals import Kept
+from gateway.journal.entry import IGNORED
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
 from gateway.metrics import Metrics
 from gateway.relay.claimed_delivery import ClaimedDelivery
@@ -24,7 +23,7 @@ from gateway.relay.routes import MAX_EVENT, Routes
 from gateway.sources.base import Verified
 from gateway.sources.reading import read_query
 from gateway.strategies.base import Strategy
-from gateway.tracing.trace import NOTHING, VERIFY
+from gateway.tracing.trace import NOTHING, UNTRACED, VERIFY
 
 
 class Relay(Service):
@@ -86,10 +85,6 @@ class Relay(Service):
             held["bytes of the journal"] = context.journal.bytes
         return held
 
-    def delivery_id(self) -> str:
-        """Return a new delivery id; a refused request has one, too, so that it can be found."""
-        return self.context.ids.new()
-
     def expect(self, method: str, path: str, size: int) -> None:
         """Raise a `RequestError` where a request would be refused before its body is read.
 
@@ -118,24 +113,13 @@ class Relay(Service):
             delivery.guarded(self._deliver, delivery)
         return None if in_flight.closed else in_flight
 
-    def keep(
-        self, request: Request, delivery_id: str, error: RequestError, seconds: float
-    ) -> Request:
-        """Keep a request that was refused before it was read, if such ones are kept.
-
-        Returns it as it is logged and kept.
-        """
-        route, source, kept = "", "", not request.path.startswith(RESULTS)
+    def refuse(self, request: Request, error: RequestError, respond: Respond) -> None:
+        """Answer a request, which is not complete or cannot be read, with `error`."""
+        refused = DeliveryInFlight(self.context, request, respond)
+        refused.trace, refused.kept = UNTRACED, not request.path.startswith(RESULTS)
         with suppress(RequestError):  # no route has this path
-            endpoint, params = self._routes.find(request.path)
-            route, source, kept = endpoint.path, endpoint.name, endpoint.journal
-            if endpoint.redaction is not None:
-                request = endpoint.redaction.of_request(request, params).request(request, True)
-        journal = self.context.journal
-        if kept and journal is not None and journal.refusals is not None:
-            about = Kept(delivery_id, REFUSED, route, source)
-            journal.refusals.write(request, about, error.status, seconds, f"{error.type}: {error}")
-        return request
+            self._find(refused)
+        refused.refuse(error)
 
     def _deliver(self, in_flight: DeliveryInFlight) -> None:
         """Verify a delivery, find its route and publish its messages.
@@ -144,10 +128,7 @@ class Relay(Service):
         """
         request = in_flight.request
         self.limits.admit(request.size)
-        in_flight.endpoint, params = self._routes.find(request.path)
-        in_flight.kept = in_flight.endpoint.journal
-        if in_flight.endpoint.redaction is not None:
-            in_flight.redacted = in_flight.endpoint.redaction.of_request(request, params)
+        params = self._find(in_flight)
         verified = self._verify(in_flight)
         if verified.challenge is not None:
             in_flight.give(verified.challenge)
@@ -168,6 +149,16 @@ class Relay(Service):
         in_flight.begin()
         if not in_flight.closed:  # `blocking` has answered already
             in_flight.enter(size)
+
+    def _find(self, in_flight: DeliveryInFlight) -> dict[str, str]:
+        """Find the endpoint of a request, and return the parameters in its path."""
+        request = in_flight.request
+        in_flight.endpoint, params = self._routes.find(request.path)
+        endpoint = in_flight.endpoint
+        in_flight.kept = endpoint.journal
+        if endpoint.redaction is not None:
+            in_flight.redacted = endpoint.redaction.of_request(request, params)
+        return params
 
     def _verify(self, in_flight: DeliveryInFlight) -> Verified:
         """Return what is known of the verified request; raises as `Endpoint.verify` does."""

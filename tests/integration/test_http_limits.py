@@ -90,6 +90,7 @@ async def test_bodies_that_are_being_received_count(serve):
         answer = await other.ask(head("/", *EXPECT, length=30_000))
         assert (answer.status, answer.type) == (503, "full")
         assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+        assert gateway.counted(503, http_route="/") == 1
         # and one that does is taken.
         async with await gateway.open() as small:
             (await gateway.begin(small, b"small")).settle(Outcome(SUCCESS, "taken"))

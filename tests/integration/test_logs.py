@@ -119,7 +119,7 @@ def test_a_request_that_is_refused_has_a_line_that_says_why(quiet, kind):
 def test_what_is_not_http_has_a_line(quiet):
     answer = run(ask(quiet.port, b"POST /a b HTTP/1.1\r\n\r\n"))
     line = line_of(quiet, answer, "gateway.")
-    assert line["message"].startswith(f"400 bad-request: {answer.problem['detail']} (delivery ")
+    assert line["message"].startswith(f"400 bad-request: {answer.problem['detail']} (route none, ")
 
 
 def test_a_flood_of_junk_does_not_flood_the_log(quiet):

@@ -102,9 +102,9 @@ class Gateway:
         self._listener.close()
         self.metrics.close()
 
-    def counted(self, status: int) -> float:
-        """Return how many requests that no route has taken were answered with `status`."""
-        return counted(self.metrics, REQUESTS, http_route="", http_response_status_code=status)
+    def counted(self, status: int, **labels: str) -> float:
+        """Return how many requests were answered with `status`, of those with these labels."""
+        return counted(self.metrics, REQUESTS, http_response_status_code=status, **labels)
 
 
 Start = Callable[..., Gateway]
