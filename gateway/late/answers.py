@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from asyncio import Semaphore
-from collections import Counter, defaultdict
+from asyncio import Future, Semaphore
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -83,9 +83,8 @@ class LateAnswers(Service):
         self._begun = Tasks()
         #: By host, so that a slow one keeps no other waiting; the hosts are those of the routes.
         self._places = defaultdict[str, Semaphore](lambda: Semaphore(_SENDING))
-        #: The tasks whose results are being sent, or wait for a place, and their numbers by host.
-        self._sending: dict[str, None] = {}
-        self._held = Counter[str]()
+        #: The tasks whose results are being sent, or wait for a place, and to which host.
+        self._sending: dict[str, str] = {}
 
     def _work(self) -> Work:
         problem = "late answers have to wait"
@@ -132,22 +131,20 @@ class LateAnswers(Service):
         assert route.late is not None
         path, key = _key(route)
         sender, values = self._senders[path, key], route.late.values(delivery)
+        record = Record(task_id, delivery.id, path, key, values, delivery.traceparent, 0.0, 0.0)
         try:
             sender.check(values)
         except KeyError as exc:  # as most of a sender's deliveries, it is not to be answered late
-            where = route.path, delivery.id
-            log.info("a delivery has no %s (route %s, delivery %s)", exc.args[0], *where)
+            log.info("a delivery has no %s (route %s, delivery %s)", exc.args[0], path, delivery.id)
             if give():
-                self._metrics.count(LATE_ANSWERS, route.path, DROPPED)
+                self._metrics.count(LATE_ANSWERS, path, DROPPED)
             return
         except NotAllowed as exc:
             if give():
-                self._fail(route.path, delivery.id, task_id, str(exc))
+                self._fail(record, str(exc))
             return
-        make = partial(Record, task_id, delivery.id, path, key, values, delivery.traceparent)
-        kept = self._begun.run(self._keep(make, sender.window(values, age)))
-        then = partial(self._give, kept, give, path, delivery.id, task_id)
-        background.when_done(kept, then, deadline)
+        kept = self._begun.run(self._keep(record, sender.window(values, age)))
+        background.when_done(kept, partial(self._give, kept, give, record), deadline)
 
     def yields(self, task_id: str, deadline: float, give: Callable[[bool], object]) -> None:
         """Call `give` with whether the task's result was sent late, so that a try does not get it.
@@ -163,18 +160,18 @@ class LateAnswers(Service):
 
         background.when_done(found, then, deadline)
 
-    async def _keep(self, make: Callable[..., Record], seconds: float) -> Found | None:
+    async def _keep(self, record: Record, seconds: float) -> Found | None:
         """Write a new record, whose sender takes it for `seconds`; None: another try has one."""
         until, end = monotonic() + _KEEP_FOR, monotonic() + seconds
         while True:
             try:
-                return await self._write(make, end)
+                return await self._write(record, end)
             except StateUnavailable:
                 if monotonic() >= until:
                     raise
                 await asyncio.sleep(_AGAIN)
 
-    async def _write(self, make: Callable[..., Record], end: float) -> Found | None:
+    async def _write(self, record: Record, end: float) -> Found | None:
         """Write a new record, which ends at `end` (monotonic); None: another try has one.
 
         A record that another try has dropped, as its sender had left, is replaced. One that waits
@@ -182,7 +179,7 @@ class LateAnswers(Service):
         answered.
         """
         ahead = await self._records.ahead()
-        record = kept = make(due=monotonic() + ahead + LOOK, expires=end + ahead)
+        record = kept = replace(record, due=monotonic() + ahead + LOOK, expires=end + ahead)
         new = place = Found(record, 0, ahead)
         while not await self._records.swap(kept, place):
             kept, place = record, await self._records.get(record.task_id) or new
@@ -195,45 +192,40 @@ class LateAnswers(Service):
         return place.replaced(kept) if kept.delivery_id == record.delivery_id else None
 
     def _give(
-        self, kept: asyncio.Future[Found | None], give: Callable[[], bool | None], *about: str
+        self, kept: Future[Found | None], give: Callable[[], bool | None], record: Record
     ) -> None:
         given = bool(give())
         if given:
             self._failpoint.reach(LATE_GIVEN)
-        kept.add_done_callback(partial(self._given, given, about))
+        kept.add_done_callback(partial(self._given, given, record))
 
-    def _given(
-        self, given: bool, about: tuple[str, ...], kept: asyncio.Future[Found | None]
-    ) -> None:
-        path, delivery_id, task_id = about
+    def _given(self, given: bool, record: Record, kept: Future[Found | None]) -> None:
         exc = None if kept.cancelled() else kept.exception()
         if kept.cancelled() or exc is not None:
             reason = (exc.__cause__ or exc) if exc else "the gateway has ended"
             if given:
                 text = f"it could not be written to Redis: {reason}"
-                self._run(self._fail_alone(path, delivery_id, task_id, text))
+                self._run(self._fail_alone(record, text))
         elif (found := kept.result()) is not None:
             if given:
-                record = found.record
-                self._listen(record, record.expires - found.now)
+                self._listen(record.task_id, found.record.expires - found.now)
             else:  # the sender has disconnected, or has got an error
                 self._run(self._drop(found))
 
-    async def _fail_alone(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
+    async def _fail_alone(self, record: Record, reason: str) -> None:
         """Tell it as `_fail` does, unless another try has a record: then that is what is told."""
         with suppress(StateUnavailable):
-            found = await self._records.get(task_id)
+            found = await self._records.get(record.task_id)
             if found is not None and (found.record.settled or not found.record.end):
                 return
-        self._fail(path, delivery_id, task_id, reason)
+        self._fail(record, reason)
 
-    def _fail(self, path: str, delivery_id: str, task_id: str, reason: str) -> None:
-        """Tell that nothing will be sent for a delivery that has no record."""
+    def _fail(self, record: Record, reason: str) -> None:
+        """Tell that nothing will be sent, where the record is not written."""
         text = "a result will not be sent late: %s (route %s, delivery %s, task %s)"
-        log.warning(text, reason, path, delivery_id, task_id)
-        self._metrics.count(LATE_ANSWERS, path, FAILED)
-        if self._journal is not None:
-            self._run(self._journal.settle(delivery_id, task_id, End(LATE_FAILED, reason)))
+        log.warning(text, reason, record.route, record.delivery_id, record.task_id)
+        self._metrics.count(LATE_ANSWERS, record.route, FAILED)
+        self._run(self._tell(record, End(LATE_FAILED, reason)))
 
     async def _drop(self, found: Found, given: bool = False) -> bool:
         """End a record without sending anything, unless it has changed; tell whether it had not."""
@@ -261,8 +253,7 @@ class LateAnswers(Service):
 
     # Results -----------------------------------------------------------------------------------
 
-    def _listen(self, record: Record, seconds: float) -> None:
-        task_id = record.task_id
+    def _listen(self, task_id: str, seconds: float) -> None:
         if task_id in self._listening:
             return
         if len(self._listening) >= self._config.max_in_flight:
@@ -341,15 +332,13 @@ class LateAnswers(Service):
 
     def _has_room(self, record: Record) -> bool:
         """May one more be sent, or wait, to the host of a record?"""
-        return self._held[self._host(record)] < _HELD
+        return list(self._sending.values()).count(self._host(record)) < _HELD
 
     def _begin(self, record: Record, step: Coroutine[None, None, None]) -> None:
         """Begin to send an answer, whose task is not listened for any more."""
-        host = self._host(record)
         self._forget(record.task_id)
-        self._sending[record.task_id] = None
-        self._held[host] += 1
-        self._run(step).add_done_callback(partial(self._sent, record.task_id, host))
+        self._sending[record.task_id] = self._host(record)
+        self._run(step).add_done_callback(lambda _: self._sending.pop(record.task_id))
 
     def _is_anothers(self, found: Found) -> bool:
         """Is it left to a gateway with another configuration, as long as it may be sent?"""
@@ -396,10 +385,6 @@ class LateAnswers(Service):
             self._failpoint.reach(LATE_SENT)
         self._trace(record, sender, verdict, began)
         await self._end(begun, record.after(verdict, sender.terms, begun.now))
-
-    def _sent(self, task_id: str, host: str, _: asyncio.Task[Any]) -> None:
-        self._sending.pop(task_id)
-        self._held[host] -= 1
 
     def _host(self, record: Record) -> str:
         """Return the host to which a record's message goes; empty: it goes nowhere."""
