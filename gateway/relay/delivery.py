@@ -26,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.failpoints import CONFIRMED
 from gateway.journal.entry import FAILED, SUCCEEDED
+from gateway.journal.writing import Journal
 from gateway.metric_table import MISSES, WAITS
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
@@ -45,7 +46,7 @@ class DeliveryInFlight(InFlight):
     """
 
     __slots__ = (
-        "delivery", "further", "idempotency", "mode", "route", "stage", "tracked", "verified"
+        "delivery", "further", "idempotency", "journal", "mode", "route", "stage", "verified"
     )  # fmt: skip
 
     #: What writes to its claim; set where deliveries take claims.
@@ -60,8 +61,8 @@ class DeliveryInFlight(InFlight):
         super().__init__(context, request, respond)
         self.mode = ""
         self.stage = CLAIM
-        #: Is the delivery written to the journal before its task has ended?
-        self.tracked = False
+        #: The journal, where the delivery is to be written to it before its task has ended.
+        self.journal: Journal | None = None
         self.further: Sequence[Message] = ()
 
     def make_messages(self, route: Route, delivery: Delivery, verified: Verified) -> int:
@@ -78,12 +79,11 @@ class DeliveryInFlight(InFlight):
             raise BodyTooSlow("The body came after the deadline.")
         self.kept = route.journal
         self.redacted = None if route.redaction is None else route.redaction.of(delivery)
-        journalled = context.journal is not None and route.journal
-        self.tracked = journalled and self.mode != "wait"
+        self.journal = context.journal if route.journal and self.mode != "wait" else None
         try:
             self.message = message = self._message()
         except BadRequest:
-            if journalled:
+            if context.journal is not None and route.journal:
                 self._keep_unsent()
             raise
         if route.identified:
@@ -121,7 +121,7 @@ class DeliveryInFlight(InFlight):
             # Otherwise the result is of no use after the deadline: no worker should begin it then.
             expires=None if later else delivery.received_at + route.deadline + 1,
             queue=queue,
-            tracked=self.tracked,
+            tracked=self.journal is not None,
         )
 
     def _keep_unsent(self) -> None:
@@ -167,9 +167,9 @@ class DeliveryInFlight(InFlight):
         is the message of an earlier try. A dynamic queue is declared before.
         """
         context, strategy, message = self.context, self.context.strategy, again or self.message
-        if self.tracked and context.journal is not None and again is None:
+        if self.journal is not None and again is None:
             kept = self.recorded(message)
-            self.begun = context.journal.begin(kept, message.task_id, self.identity)
+            self.begun = self.journal.begin(kept, message.task_id, self.identity)
         send = strategy.publish if again or self.mode == "accept" else strategy.send
         self.trace.begin(PUBLISH)
         if context.queues is not None and self.route.dynamic:
@@ -382,9 +382,9 @@ class DeliveryInFlight(InFlight):
 
     def accept(self) -> None:
         """Answer that the message is taken, once the journal has the delivery, if it is to."""
-        journal = self.context.journal
+        journal = self.journal
         self.trace.begin(ANSWER)
-        if journal is None or not self.tracked or self.closed:
+        if journal is None or self.closed:
             self._accept()
             return
         if self.begun is None:  # the task is an earlier try's
