@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from gateway.background import Service, Work, keep_on
-from gateway.claims.late_results import LateResults
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.store import Claims
+from gateway.claims.unattended_tasks import UnattendedTasks
 from gateway.config.settings import Config
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
@@ -28,16 +28,16 @@ class Idempotency(Service):
     def __init__(self, config: Config, results: Results, metrics: Metrics):
         self.claims = Claims(config)
         self.waiter = ResultWaiter(config, self.claims, results)
-        self.late = LateResults(config, self.claims, results)
+        self.unattended = UnattendedTasks(config, self.claims, results)
         self.refuse = config.without_state == "refuse"
         watch = StateWatch(metrics, self.claims.redis)
-        self.uses = (self.claims, watch, self.waiter, self.late)
+        self.uses = (self.claims, watch, self.waiter, self.unattended)
 
     def held(self) -> dict[str, int]:
         """Return how many leases, subscribed channels, and commands without a reply there are."""
         return {
             "claims leased": self.claims.leased,
-            "late results": len(self.late.awaited),
+            "unattended tasks": len(self.unattended.awaited),
             "subscriptions": self.waiter.channels,
             "claims' commands": self.claims.redis.pending,
         }

@@ -268,7 +268,7 @@ class DeliveryInFlight(InFlight):
         if not self._waits_again(error):
             self._give_up(error)
 
-    def _too_late(self) -> None:
+    def _no_result(self) -> None:
         if self.mode == "accept":  # the broker has it: the answer waits for the journal only
             return
         self._stop_waiting()
@@ -315,7 +315,7 @@ class DeliveryInFlight(InFlight):
     def _listen(self) -> None:
         """Have the end of the task written to the claim, as nobody waits for it any more."""
         if self.claim is not None:
-            self.idempotency.late.listen(self.claim, self.route.read)
+            self.idempotency.unattended.listen(self.claim, self.route.read)
 
     def _never(self, *_: object) -> None:
         """Nothing is published yet, or the event has led to the next stage."""
@@ -456,6 +456,6 @@ STAGES = (
     ),
     RESULT := Stage(
         "the result",
-        _D._confirmed, _D._ended, _D._lost, _D._too_late, _D._left,
+        _D._confirmed, _D._ended, _D._lost, _D._no_result, _D._left,
     ),
 )  # fmt: skip

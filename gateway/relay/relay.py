@@ -67,7 +67,7 @@ class Relay(Service):
     def held(self) -> dict[str, int]:
         """Return what is kept for requests and their tasks: how many of each, or bytes.
 
-        All are 0 when nothing is under way, but for late results and their subscriptions.
+        All are 0 when nothing is under way, but for unattended tasks and their subscriptions.
         """
         context = self.context
         held = {

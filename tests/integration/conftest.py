@@ -23,12 +23,12 @@ QUICK = {
     *("bad_input", "claims", "http", "http_connections", "http_limits", "idempotency", "journal"),
     *(
         "late_answers",
-        "late_results",
         "lost_connections",
         "pipeline",
         "publisher",
         "result_script",
         "subscription",
+        "unattended_tasks",
     ),
 }
 

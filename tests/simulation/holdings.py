@@ -35,9 +35,11 @@ def _holds(world: World, child: Child) -> dict[str, Any]:
     holds = child.process.held()
     assert context.idempotency is not None
     # A task that was lost has no result, and is listened for until its claim has expired.
-    late = context.idempotency.late.awaited
-    holds["late results"] = sum(world.redis_has(f"celery-task-meta-{task}") for task in late)
-    holds["subscriptions"] -= len(late)
+    unattended = context.idempotency.unattended.awaited
+    holds["unattended tasks"] = sum(
+        world.redis_has(f"celery-task-meta-{task}") for task in unattended
+    )
+    holds["subscriptions"] -= len(unattended)
     return holds | {"requests counted": context.metrics.get("gateway_in_flight")}
 
 

@@ -145,7 +145,7 @@ MUTANTS = [
     _m(
         "late results not listened for",
         _RELAY,
-        "self.idempotency.late.listen(self.claim, self.route.read)",
+        "self.idempotency.unattended.listen(self.claim, self.route.read)",
         "pass",
     ),
     _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, answer)", "pass"),
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     _m(
         "a subscription to a late result kept",
-        "claims/late_results",
+        "claims/unattended_tasks",
         "self._subscription.remove(self._prefix + task_id, task.on_message)",
         "pass",
     ),

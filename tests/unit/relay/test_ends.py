@@ -260,8 +260,8 @@ class Harness:
 
     def written(self) -> tuple[list[str], bool]:
         """Return the claim's scripts that were run, and whether its result is listened for."""
-        late = self.context.idempotency.late
-        return [each for each in self.redis.scripts if each in CLAIM], bool(late._waiting)
+        unattended = self.context.idempotency.unattended
+        return [each for each in self.redis.scripts if each in CLAIM], bool(unattended._waiting)
 
     def counted(self) -> tuple[int, ...]:
         """Return what is counted of requests."""

@@ -77,7 +77,7 @@ async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
     assert delivery.deadline - delivery.request.arrived == pytest.approx(DEADLINE + 10 * held)
 
 
-def test_a_claim_that_waits_for_a_late_result_has_no_body(harness):
+def test_the_claim_of_an_unattended_task_has_no_body(harness):
     claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
     waiting(harness, redact=["header:key"]).join(claim, again=False)
     assert claim.redacted.is_in(Answer(200, "", b"1"))

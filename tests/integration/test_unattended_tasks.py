@@ -14,8 +14,8 @@ import redis
 
 from gateway.answer import Answer, of_outcome
 from gateway.claims.claim import CONFIRMED, LAPSED, Claim
-from gateway.claims.late_results import LateResults
 from gateway.claims.store import Claims
+from gateway.claims.unattended_tasks import UnattendedTasks
 from gateway.config.settings import Config
 from gateway.errors import Unanswered
 from gateway.outcome import Outcome
@@ -29,14 +29,14 @@ BODY = b"digest"
 
 
 class Process:
-    """What one process of a gateway has to listen for late results."""
+    """What one process of a gateway has to listen for the results of unattended tasks."""
 
     def __init__(self, url: str, **settings: Any):
         config = Config(result_backend=url, **settings)
         self.claims = Claims(config)
         self.results = Results(config)
         self.subscription = self.results.subscription
-        self.late = LateResults(config, self.claims, self.results)
+        self.unattended = UnattendedTasks(config, self.claims, self.results)
 
     async def publish(self, name: str) -> Claim:
         """Claim the delivery `name`, whose message the broker has taken."""
@@ -46,7 +46,7 @@ class Process:
 
     async def listened_for(self, name: str) -> Claim:
         claim = await self.publish(name)
-        self.late.listen(claim, read)
+        self.unattended.listen(claim, read)
         return claim
 
     async def answer(self, name: str) -> Answer | None:
@@ -71,7 +71,7 @@ def process(redis_server: Server, client: redis.Redis) -> Callable[..., Any]:
     @asynccontextmanager
     async def process(**settings: Any) -> AsyncIterator[Process]:
         one = Process(redis_server.url, **settings)
-        async with started(one.claims, one.results, one.late):
+        async with started(one.claims, one.results, one.unattended):
             await eventually(lambda: not one.subscription.error)
             yield one
 
@@ -128,7 +128,7 @@ async def test_a_query_that_fails_is_soon_made_again(process, client):
         one.results.stored = failing
         claim = await one.publish("x")
         client.set(key(claim), result("late"))
-        one.late.listen(claim, read)
+        one.unattended.listen(claim, read)
         assert (await one.until_answered("x")).body == b"late"
 
 
@@ -156,7 +156,7 @@ async def test_a_store_that_refuses_is_asked_again(process, client, caplog):
         try:
             claim = await one.listened_for("x")
             client.set(key(claim), result("late"))
-            await eventually(lambda: "cannot fetch late results" in caplog.text)
+            await eventually(lambda: "cannot fetch the results of unattended tasks" in caplog.text)
             assert await one.answer("x") is None
         finally:
             client.execute_command("ACL SETUSER", "default", "+strlen")
@@ -178,8 +178,8 @@ async def test_nobody_listens_beyond_the_claims_window(process, client):
     async with process(result_expires=OFTEN, idempotency_window=3_600) as one:
         claim = await one.publish("x")
         claim.age = 3_600 - 0.5  # of the window of one hour
-        one.late.listen(claim, read)
-        one.late.listen(claim, read)  # as two tries do
+        one.unattended.listen(claim, read)
+        one.unattended.listen(claim, read)  # as two tries do
         await eventually(lambda: key(claim) in heard(client))
         await eventually(lambda: not heard(client))
 
@@ -189,8 +189,8 @@ async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process
         claim = await one.publish("x")
         before = asyncio.all_tasks()
         with redis_server.frozen():
-            one.late.listen(claim, read)
-            await one.late.stop()
+            one.unattended.listen(claim, read)
+            await one.unattended.stop()
         assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
 
 

@@ -1,4 +1,4 @@
-"""Write the results of tasks to their claims after the requests have stopped waiting.
+"""Write the results of unattended tasks, for which no request waits any more, to their claims.
 
 So the next try gets the answer, however long the task has taken, and nothing runs twice. If the
 process that listens for a result ends, the next try still finds the result while it is stored.
@@ -46,8 +46,8 @@ class _Task:
     failed: bool = False
 
 
-class LateResults(Service):
-    """Listens for the results of at most `Config.max_in_flight` tasks.
+class UnattendedTasks(Service):
+    """Listens for the results of at most `Config.max_in_flight` unattended tasks.
 
     When there are more, the oldest is dropped.
     """
@@ -71,8 +71,8 @@ class LateResults(Service):
         return self._waiting.keys()
 
     def _work(self) -> Work:
-        yield "late results", self._sweep()
-        yield "missed late results", self._catch_up()
+        yield "unattended tasks", self._sweep()
+        yield "missed results of unattended tasks", self._catch_up()
 
     async def stop(self) -> None:
         await super().stop()
@@ -129,7 +129,7 @@ class LateResults(Service):
             async for task_id, payload in self._results.stored(task_ids):
                 self._ended(task_id, decode_result(payload))
         except StoreError as exc:
-            log.warning("cannot fetch late results from the result store: %s", exc)
+            log.warning("cannot fetch the results of unattended tasks: %s", exc)
             self._missed.set()
 
     async def _catch_up(self) -> None:
