@@ -42,17 +42,13 @@ class Failures(Service):
             from gateway.failures.telling import Notifier
 
             self._notifier = Notifier(config, store, metrics)
+            self.uses = (self._notifier,)
         self._reported, self._failed = Counter[str](), Counter[str]()
         self._rated = 0.0
 
     def _work(self) -> Work:
         problem = "failures cannot be counted, and wait in the journal"
         yield "failures", keep_on(self._count, PAUSE, log.warning, problem)
-
-    async def stop(self) -> None:
-        await super().stop()
-        if self._notifier is not None:
-            await self._notifier.stop()
 
     async def _count(self) -> bool:
         """Count what has failed, if no other process does; tell whether there may be more."""

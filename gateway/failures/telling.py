@@ -28,6 +28,7 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from gateway import background
 from gateway.answer import JSON
+from gateway.background import Service
 from gateway.clock import monotonic, time
 from gateway.config.notify import Notify
 from gateway.config.settings import Config
@@ -244,7 +245,7 @@ class News:
         return {"kind": self.kind, "group": self.group.as_object()}
 
 
-class Notifier:
+class Notifier(Service):
     """Sends what the journal's `store` has as news, at most one message each `Notify.every`."""
 
     def __init__(self, config: Config, store: JournalStore, metrics: Metrics):

@@ -68,16 +68,20 @@ class LateAnswers(Service):
         tracer: Tracer | None,
         failpoint: Failpoint,
     ):
-        self._config, self._metrics, self._failpoint = config, metrics, failpoint
+        self._metrics, self._failpoint, self._most = metrics, failpoint, config.max_in_flight
         self._journal, self._tracer = journal, tracer
         self._records = Records(config)
         self._results, self._subscription = results, results.subscription
         self._prefix = results.prefix
-        self._routes = {_key(route): route for route in config.routes if route.late is not None}
+        self._routes: dict[tuple[str, str], Route] = {}
         self._senders: dict[tuple[str, str], Sender] = {}
-        for path, _ in self._routes:
-            for end in states.ENDS:
-                metrics.place(LATE_ANSWERS, path, end)  # so that it is there, at zero
+        for route in config.routes:
+            if route.late is not None:
+                options = config.sources[route.source] if route.source else None
+                self._routes[_key(route)] = route
+                self._senders[_key(route)] = Sender(route.late, options)
+                for end in states.ENDS:
+                    metrics.place(LATE_ANSWERS, route.path, end)  # so that it is there, at zero
         #: The channels of results, by task id, with when to stop (monotonic) and what to call.
         self._listening: dict[str, tuple[float, Callable[[bytes | None], object]]] = {}
         self._begun = Tasks()
@@ -91,10 +95,6 @@ class LateAnswers(Service):
         yield "late answers", keep_on(self._look_for_due, _PAUSE / 2, log.warning, problem)
 
     async def start(self) -> None:
-        for key, route in self._routes.items():
-            assert route.late is not None
-            options = self._config.sources[route.source] if route.source else None
-            self._senders[key] = Sender(route.late, options)
         await self._records.redis.start()
         await super().start()
 
@@ -256,7 +256,7 @@ class LateAnswers(Service):
     def _listen(self, task_id: str, seconds: float) -> None:
         if task_id in self._listening:
             return
-        if len(self._listening) >= self._config.max_in_flight:
+        if len(self._listening) >= self._most:
             self._forget(next(iter(self._listening)))
 
         def on_message(_: bytes | None) -> None:

@@ -12,10 +12,9 @@ If a claim is released while joined tries wait, one of them takes it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
+from gateway.celery_message import Message
 from gateway.claims.claim import CONFIRMED, DONE, MINE, Claim
 from gateway.clock import monotonic
 from gateway.errors import (
@@ -93,9 +92,7 @@ class ClaimedDelivery(DeliveryInFlight):
             if self.idempotency.refuse:
                 raise
             self.claim = None
-            await self.publish_further(recorded=False)
-            if not self.answered:
-                self.follow(self.publish())
+            await self.publish_all(recorded=False)
             return True
         self.join(claim, again)
         if claim.state == DONE:
@@ -103,7 +100,7 @@ class ClaimedDelivery(DeliveryInFlight):
             return True
         if claim.state == MINE:
             self.context.failpoint.reach(CLAIMED)
-            published = await self._publish_for(claim, self.publish)
+            published = await self._publish_for(claim)
             if published is not None:
                 self.follow(published)
             return True
@@ -174,8 +171,7 @@ class ClaimedDelivery(DeliveryInFlight):
                 return None
             pending.settle(outcome)
         elif claim.ours:
-            publish = partial(self.publish, pending.message)
-            published = await self._publish_for(claim, publish)
+            published = await self._publish_for(claim, pending.message)
             if published is None:
                 pending.abandon()
                 return pending
@@ -189,12 +185,11 @@ class ClaimedDelivery(DeliveryInFlight):
             self.accept()
         return pending
 
-    async def _publish_for(
-        self, claim: Claim, publish: Callable[[], PendingTask]
-    ) -> PendingTask | None:
+    async def _publish_for(self, claim: Claim, again: Message | None = None) -> PendingTask | None:
         """Publish for a claim that is ours; release it if publishing raises an error.
 
-        None: further tasks took so long that the sender has got an error.
+        `again`: the message of an earlier try. None: further tasks took so long that the sender has
+        got an error.
         """
         self.idempotency.claims.hold(claim, self.deadline)
         try:
@@ -202,7 +197,7 @@ class ClaimedDelivery(DeliveryInFlight):
             if self.answered:  # then nothing may be published any more
                 self._not_published(claim)
                 return None
-            pending = publish()
+            pending = self.publish(again)
             self.sent = True
         except RequestError:  # it was not sent
             self._not_published(claim)

@@ -139,12 +139,13 @@ class DeliveryInFlight(InFlight):
     def begin(self) -> None:
         """Begin to publish the messages."""
         if self.further:
-            self.run(self._publish_all())
+            self.run(self.publish_all())
         else:
             self.follow(self.publish())
 
-    async def _publish_all(self) -> None:
-        await self.publish_further()
+    async def publish_all(self, recorded: bool = True) -> None:
+        """Publish the further tasks, as `publish_further` does, and then the route's own one."""
+        await self.publish_further(recorded)
         unwanted = self.route.revoke and self.closed  # the sender has disconnected
         if not self.answered and not unwanted:
             self.follow(self.publish())
