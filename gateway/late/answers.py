@@ -178,18 +178,18 @@ class LateAnswers(Service):
         gets a new version, so that the other try does not drop it any more: this one is going to be
         answered.
         """
-        ahead = await self._records.ahead()
-        record = kept = replace(record, due=monotonic() + ahead + LOOK, expires=end + ahead)
-        new = place = Found(record, 0, ahead)
-        while not await self._records.swap(kept, place):
-            kept, place = record, await self._records.get(record.task_id) or new
-            if place.record.settled:
+        while True:
+            found = await self._records.get(record.task_id)
+            if found.record.settled:
                 return None
-            if place is not new and place.record.state == states.WAITING:
-                kept = place.record
+            kept = found.record
+            if kept.state != states.WAITING:
+                kept = replace(record, due=found.now + LOOK, expires=end + found.ahead)
+            if await self._records.swap(kept, found):
+                break
         self._failpoint.reach(LATE_KEPT)
         # An earlier attempt may have written it, whose answer was lost.
-        return place.replaced(kept) if kept.delivery_id == record.delivery_id else None
+        return found.replaced(kept) if kept.delivery_id == record.delivery_id else None
 
     def _give(
         self, kept: Future[Found | None], give: Callable[[], bool | None], record: Record
@@ -216,7 +216,7 @@ class LateAnswers(Service):
         """Tell it as `_fail` does, unless another try has a record: then that is what is told."""
         with suppress(StateUnavailable):
             found = await self._records.get(record.task_id)
-            if found is not None and (found.record.settled or not found.record.end):
+            if found.record.settled or not found.record.end:
                 return
         self._fail(record, reason)
 
@@ -238,10 +238,9 @@ class LateAnswers(Service):
 
     async def _take_back(self, task_id: str) -> bool:
         """Let nothing be sent for a task any more; True: something has been, or may have been."""
-        none = Record(task_id, "", "", "", {}, "", 0.0, 0.0).ended(DROPPED)
         try:
             while True:
-                found = await self._records.get(task_id) or Found(none, 0, 0.0)
+                found = await self._records.get(task_id)
                 if found.record.settled:
                     return found.record.taken
                 # Also where there is none: that of an earlier try may not be written yet.
@@ -278,11 +277,7 @@ class LateAnswers(Service):
     async def _look_at(self, task_id: str) -> None:
         """See whether a task has ended; where that fails, the next look will."""
         try:
-            found = await self._records.get(task_id)
-            if found is None:
-                self._forget(task_id)
-            else:
-                await self._look([found])
+            await self._look([await self._records.get(task_id)])
         except (StateUnavailable, StoreError) as exc:
             log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
 
@@ -430,8 +425,7 @@ class LateAnswers(Service):
                 if await self._records.swap(record, found):
                     return True
                 # What an earlier attempt has sent may have been executed nevertheless.
-                there = await self._records.get(record.task_id) if doubt else None
-                return there is not None and there.record == record
+                return doubt and (await self._records.get(record.task_id)).record == record
             except StateUnavailable:
                 if monotonic() >= until:
                     raise

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable, StoreError
-from gateway.late.record import FAILED, LOOK, Record
+from gateway.late.record import DROPPED, FAILED, LOOK, Record
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
 
@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 #: Seconds for which a record is kept after the sender takes no answer any more.
 _AFTER = 3_600.0
 _MOST = 100  # records of one look
-
-# Returns the time of the server that has the records. KEYS: due
-_TIME = "return redis.call('TIME')"
 
 # Writes a record if its version is still the one that is known. KEYS: the hash, due. Arguments:
 # known version (0: there is none), id, record, next look (seconds; "": none), life (ms)
@@ -62,16 +59,19 @@ end
 return found
 """
 
-# The same for one record. KEYS: the hash
+# The time (as above), then version and record of one of them. KEYS: the hash
 _GET = """
 local time = redis.call('TIME')
 local hash = redis.call('HMGET', KEYS[1], 'version', 'record')
-return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1] and hash or nil}
+return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1], hash[2]}
 """
 
 
 class Found(NamedTuple):
-    """A record, its version, and by how many seconds the store's clock is ahead of ours."""
+    """A record, its version, and by how many seconds the store's clock is ahead of ours.
+
+    Where there is none, it is one that was dropped, with the version 0.
+    """
 
     record: Record
     version: int
@@ -97,16 +97,8 @@ class Records:
         #: The keys that cannot be read: each is told once, as another version may read it.
         self._unreadable: set[str] = set()
 
-    async def ahead(self) -> float:
-        """Return by how many seconds the store's clock is ahead of `monotonic`."""
-        seconds, microseconds = await self._run("EVAL", _TIME, 1, self._due)
-        return int(seconds) + int(microseconds) / 1e6 - monotonic()
-
     async def swap(self, record: Record, found: Found) -> bool:
-        """Write `record` if what is stored has the version that was found, and tell whether it had.
-
-        The version is 0 where nothing is stored.
-        """
+        """Write `record` if what is stored has the version that was found; tell whether it had."""
         # Later tries of the delivery may ask whether it was answered.
         life = self._kept if record.end else record.expires - found.now + _AFTER
         due = "" if record.told else f"{record.due or found.now + LOOK:.6f}"
@@ -114,9 +106,13 @@ class Records:
         keys = self._key(record.task_id), self._due
         return bool(await self._run("EVAL", _SWAP, 2, *keys, *arguments))
 
-    async def get(self, task_id: str) -> Found | None:
-        now, *found = await self._run("EVAL", _GET, 1, self._key(task_id))
-        return self._found(self._key(task_id), now, *found[0]) if found and found[0] else None
+    async def get(self, task_id: str) -> Found:
+        key = self._key(task_id)
+        now, version, record = await self._run("EVAL", _GET, 1, key)
+        if version is None:
+            none = Record(task_id, "", "", "", {}, "", 0.0, 0.0).ended(DROPPED)
+            return Found(none, 0, float(now) - monotonic())
+        return self._found(key, now, version, record)
 
     async def due(self) -> list[Found]:
         """Return the records whose time for a look has come, and postpone their next one."""

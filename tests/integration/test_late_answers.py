@@ -26,6 +26,7 @@ from gateway.http_client import HttpClient, NotSent
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SUCCEEDED
 from gateway.late import answers, record
 from gateway.late.answers import LateAnswers
+from gateway.late.store import Found
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
 from tests.integration.late_senders import (
@@ -540,14 +541,14 @@ async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, dep
 
 async def test_what_could_not_be_written_before_the_answer_is_written_after_it(client, deployed):
     async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
-        ahead, given = late._records.ahead, len(gateways.given)
+        get, given = late._records.get, len(gateways.given)
 
-        async def away() -> float:
+        async def away(task_id: str) -> Found:
             if len(gateways.given) > given:
-                late._records.ahead = ahead
+                late._records.get = get
             raise StateUnavailable
 
-        late._records.ahead = away
+        late._records.get = away
         end(client, await gateways.answer(late, body), "done")
         await eventually(lambda: gateways.count("answered"))
 
