@@ -167,7 +167,7 @@ class ClaimedDelivery(DeliveryInFlight):
         if outcome is not None:
             answer, final = self.route.read(outcome)
             if not final:
-                self._write_end(outcome, answer, final)
+                self.idempotency.claims.settle(claim, outcome, answer, final)
                 return None
             pending.settle(outcome)
         elif claim.ours:

@@ -299,19 +299,17 @@ class DeliveryInFlight(InFlight):
             # If it succeeded, the sender hears nevertheless that it failed.
             self.state = FAILED if outcome.state == SUCCESS else self.end.state
             taken = outcome.state == SUCCESS or self.route.runs_once
-            self._write_end(outcome, None, taken)
+            if self.claim is not None:
+                self.idempotency.claims.settle(self.claim, outcome, None, taken)
             if taken and self.mode == "accept":  # the sender does not want the result
                 self.accept()
             else:
                 self.refuse(error)
         else:
-            self._write_end(outcome, answer, answer.status in self.route.final_statuses)
+            if self.claim is not None:
+                final = answer.status in self.route.final_statuses
+                self.idempotency.claims.settle(self.claim, outcome, answer, final)
             self.answer_with(answer)
-
-    def _write_end(self, outcome: Outcome, answer: Answer | None, final: bool) -> None:
-        """Write the end of the task to the claim; `answer` and `final` are from `Route.read`."""
-        if self.claim is not None:
-            self.idempotency.claims.settle(self.claim, outcome, answer, final)
 
     def _listen(self) -> None:
         """Have the end of the task written to the claim, as nobody waits for it any more."""
