@@ -276,10 +276,7 @@ class LateAnswers(Service):
 
     async def _look_at(self, task_id: str) -> None:
         """See whether a task has ended; where that fails, the next look will."""
-        try:
-            await self._look([await self._records.get(task_id)])
-        except (StateUnavailable, StoreError) as exc:
-            log.warning("a late answer has to wait: %s", exc.__cause__ or exc)
+        await self._look([await self._records.get(task_id)])
 
     async def _look_for_due(self) -> bool:
         """Look at those whose time has come; tell whether there may be more."""
