@@ -407,7 +407,7 @@ class LateAnswers(Service):
         except StateUnavailable as exc:
             log.error(
                 "what became of a late answer is not written: %s (delivery %s: %s)",
-                exc.__cause__, record.delivery_id, record.state,
+                exc.__cause__, record.delivery_id, record.end or record.state,
             )  # fmt: skip
             return
         if written and record.end:

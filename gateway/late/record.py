@@ -1,6 +1,6 @@
 """A late answer that is to be sent, and what becomes of it; no I/O, and no clock of its own.
 
-    waiting ──> sending ──> answered | failed | uncertain | dropped
+    waiting ──> sending ──> ended: answered | failed | uncertain | dropped
        ^           |
        +───────────+   it was not taken, or a request that replaces may be sent once more
 
@@ -15,8 +15,8 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-WAITING, SENDING = "waiting", "sending"
-#: The states in which it has ended. *Dropped*: nothing is to be sent.
+WAITING, SENDING, ENDED = "waiting", "sending", "ended"
+#: How it has ended. *Dropped*: nothing is to be sent.
 ANSWERED, FAILED, UNCERTAIN, DROPPED = "answered", "failed", "uncertain", "dropped"
 ENDS = (ANSWERED, FAILED, UNCERTAIN, DROPPED)
 
@@ -60,8 +60,8 @@ class Record:
     ``key`` is that of the route's `late`, ``values`` are what that needs of the delivery. ``due``
     is when it is to be looked at again, ``expires`` until when the sender takes it, in seconds
     since the epoch by the store's clock. ``message`` is the request's body, once the task has
-    ended. ``doubt``: an earlier request may have been taken. ``told``: the journal knows the end.
-    ``given``: nothing is sent, as an answer has the result.
+    ended. ``doubt``: an earlier request may have been taken. ``told``: the journal knows the
+    ``end``. ``given``: nothing is sent, as an answer has the result.
     """
 
     task_id: str
@@ -76,6 +76,7 @@ class Record:
     tries: int = 0
     message: str | None = None
     doubt: bool = False
+    end: str = ""
     reason: str = ""
     told: bool = False
     given: bool = False
@@ -95,15 +96,9 @@ class Record:
         found = {name: value for name, value in json.loads(text).items() if name in known}
         if wrong := [name for name, value in found.items() if not isinstance(value, known[name])]:
             raise TypeError(f"of another type: {', '.join(wrong)}")
-        record = cls(**found)
-        if record.state not in (WAITING, SENDING, *ENDS):
-            raise ValueError(f"an unknown state: {record.state}")
-        return record
-
-    @property
-    def end(self) -> str:
-        """The state in which it has ended; empty: it has not."""
-        return self.state if self.state in ENDS else ""
+        if (end := found.get("end", "")) not in ("", *ENDS):
+            raise ValueError(f"an unknown end: {end}")
+        return cls(**found)
 
     def looked_at(self, terms: Terms, now: float) -> Record | None:
         """Return its new state if its time is over, or its process has ended; None: neither."""
@@ -140,7 +135,7 @@ class Record:
     def ended(self, end: str, reason: str = "") -> Record:
         """Return it as it is at its end; it needs no more space than that takes."""
         gone: dict[str, Any] = {"message": None, "values": {}, "due": 0.0}
-        return replace(self, state=end, reason=reason, told=end == DROPPED, **gone)
+        return replace(self, state=ENDED, end=end, reason=reason, told=end == DROPPED, **gone)
 
     def lost(self, reason: str, doubt: bool = False) -> Record:
         """Return it as it is at its end, where it was not taken, or in `doubt` may have been."""
@@ -149,9 +144,10 @@ class Record:
     @property
     def settled(self) -> bool:
         """Has it begun, or ended so that it remains as it is?"""
-        return self.doubt or self.given or self.state not in (WAITING, DROPPED)
+        begun = self.doubt or self.given or self.state == SENDING
+        return begun or self.end in (ANSWERED, FAILED, UNCERTAIN)
 
     @property
     def taken(self) -> bool:
         """Has the sender got the answer by now, or may it?"""
-        return self.doubt or self.state in (SENDING, ANSWERED, UNCERTAIN)
+        return self.state == SENDING or self.doubt or self.end in (ANSWERED, UNCERTAIN)

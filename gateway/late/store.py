@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import StateUnavailable, StoreError
-from gateway.late.record import DROPPED, FAILED, LOOK, Record
+from gateway.late.record import DROPPED, ENDED, FAILED, LOOK, Record
 from gateway.stores.pipeline import Arg
 from gateway.stores.state_store import StateStore
 
@@ -99,8 +99,9 @@ class Records:
 
     async def swap(self, record: Record, found: Found) -> bool:
         """Write `record` if what is stored has the version that was found; tell whether it had."""
+        ended = record.state == ENDED
         # Later tries of the delivery may ask whether it was answered.
-        life = self._kept if record.end else record.expires - found.now + _AFTER
+        life = self._kept if ended else record.expires - found.now + _AFTER
         due = "" if record.told else f"{record.due or found.now + LOOK:.6f}"
         arguments = found.version, record.task_id, record.dump(), due, int(life * 1000)
         keys = self._key(record.task_id), self._due
@@ -149,4 +150,4 @@ class Records:
 
 
 #: Stands for a record that cannot be read: nothing is sent for it, and the others are.
-_DAMAGED = Record("", "", "", "", {}, "", 0.0, 0.0, state=FAILED, told=True)
+_DAMAGED = Record("", "", "", "", {}, "", 0.0, 0.0, state=ENDED, end=FAILED, told=True)

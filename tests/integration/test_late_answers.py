@@ -240,7 +240,7 @@ async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(client, deployed, caplog):
     async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
-        of_no_version = ({"due": "soon"}, {"values": None}, {"route": []}, {"state": "lost"})
+        of_no_version = ({"due": "soon"}, {"values": None}, {"route": []}, {"end": "lost"})
         fine = json.loads(record.Record("t", "d", "/r", "k", {}, "", 1.0, 2.0).dump())
         odd = (json.dumps(fine | each) for each in of_no_version)
         for text in ("", "{", "[]", "{}", '{"due": 1}', "null", None, *odd):
@@ -763,7 +763,7 @@ def killed(redis_server: Server, kind: str, times: int) -> None:
         expected = json.loads(json.dumps(expected).replace("done", text))
         assert gateways.journal.states[task_id][-1] in STATES
         taken = [message for message in server.taken if text in json.dumps(message)]
-        state = json.loads(client.hget(hash_of(task_id), "record"))["state"]
+        state = json.loads(client.hget(hash_of(task_id), "record"))["end"]
         in_between = doomed.killed.is_set() and step in (LATE_BEGUN, LATE_SENT)
         arrived = not in_between or step == LATE_SENT
         if in_between and kind not in REPLACES:

@@ -12,6 +12,7 @@ import pytest
 from gateway.late.record import (
     ANSWERED,
     DROPPED,
+    ENDED,
     FAILED,
     LEASE,
     LOOK,
@@ -102,7 +103,7 @@ class World:
     def to_the_end(self) -> None:
         """Let one process look again and again until the record has ended; others are killed."""
         self.processes.clear()
-        while not self.record.end:
+        while self.record.state != ENDED:
             self.now += LOOK
             for _ in self.look():
                 pass
@@ -132,7 +133,7 @@ def test_whatever_happens_it_is_sent_once_or_told_otherwise(replaces):
     assert ends == {ANSWERED, FAILED, UNCERTAIN}
 
 
-@pytest.mark.parametrize(("replaces", "expected"), [(True, WAITING), (False, UNCERTAIN)])
+@pytest.mark.parametrize(("replaces", "expected"), [(True, WAITING), (False, ENDED)])
 def test_who_is_killed_while_sending_leaves_a_doubt(replaces, expected):
     sending = new().begin("m", 10.0)
 
@@ -140,6 +141,7 @@ def test_who_is_killed_while_sending_leaves_a_doubt(replaces, expected):
     after = sending.looked_at(Terms(5, replaces), 10.0 + LEASE)
 
     assert after.state == expected
+    assert after.end == ("" if replaces else UNCERTAIN)
     assert after.taken
 
 
@@ -160,7 +162,7 @@ def test_no_try_comes_after_the_senders_window():
 
     after = begun.after(Verdict(NOT_TAKEN, "503", 15.0), Terms(5, replaces=True), 41.0)
 
-    assert after.state == FAILED
+    assert (after.state, after.end) == (ENDED, FAILED)
     assert "takes no answer any more" in after.reason
 
 
