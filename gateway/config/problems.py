@@ -69,8 +69,8 @@ def explain(error: ValidationError, model: type[Model], place: str = "") -> list
             loc = loc[:-1]
         where = "".join(map(member, loc)).lstrip(".")
         for line in text.split("\n"):
-            # The problems of sources name their places already.
-            named = where == "sources" and re.match(r"\S+: ", line)
+            # What is wrong with a table as a whole names the place in it.
+            named = isinstance(detail["input"], dict) and re.match(r"\S+: ", line)
             between = "" if not where else "." if named else ": "
             lines[f"{place}{where}{between}{line}"] = None
     return list(lines)

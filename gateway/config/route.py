@@ -116,52 +116,59 @@ class Route(TaskSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Route:
+        # Also of its further tasks, as one that was wrong by itself would hide all else.
+        further = (
+            f"also[{i}].{text}" for i, task in enumerate(self.also) for text in task.problems()
+        )
+        if found := [*self.problems(), *further]:
+            raise ValueError("\n".join(found))
+        return self
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         params = PARAM.findall(self.path)
         if len(set(params)) != len(params) or "{" in PARAM.sub("", self.path):
-            raise ValueError("path: write each parameter as {name}, with a different name each")
+            yield "path: write each parameter as {name}, with a different name each"
         if any(len(name) > MAX_NAME for name in params):
-            raise ValueError(f"path: a parameter's name has at most {MAX_NAME} characters")
+            yield f"path: a parameter's name has at most {MAX_NAME} characters"
         if self.path.startswith(RESULTS):
-            raise ValueError(f"path: {RESULTS} is reserved for result URLs; choose another path")
+            yield f"path: {RESULTS} is reserved for result URLs; choose another path"
         for setting, place in self._all_places():
             kind, _, name = place.partition(":")
             if kind == "param" and name not in params:
-                raise ValueError(f"{setting}: the path has no parameter {name}")
+                yield f"{setting}: the path has no parameter {name}"
         if self.ignore_result and (self.answer != "accept" or self.prefer):
-            raise ValueError('ignore_result: nobody may wait for the result; set answer = "accept"')
+            yield 'ignore_result: nobody may wait for the result; set answer = "accept"'
         if self.task_id == "identity" and (self.answer != "accept" or self.prefer):
-            raise ValueError(
+            yield (
                 "task_id: only a task that nobody waits for has an id of its "
                 'delivery; set answer = "accept"'
             )
         if self.revoke and (self.answer != "wait" or self.prefer):
-            raise ValueError(
+            yield (
                 "revoke: a task whose delivery was accepted is wanted without a "
                 'caller; set answer = "wait"'
             )
         if self.late is not None and (
             (self.answer == "wait" and not self.prefer) or self.ignore_result
         ):
-            raise ValueError(
+            yield (
                 "late: only what was answered without its result is answered late; set answer to "
                 "wait-then-accept or accept, without ignore_result"
             )
-        self._check_redact()
         if self.events is not None and self.source is None:
-            raise ValueError("events: only a source knows the event; name it in `source`")
-        return self
+            yield "events: only a source knows the event; name it in `source`"
+        yield from self._of_redaction()
 
-    def _check_redact(self) -> None:
-        """Refuse to redact what is kept in another place, or has to be sent from there."""
+    def _of_redaction(self) -> Iterator[str]:
+        """Yield what cannot be redacted: it is kept in another place, or sent from there."""
         named = {*pointers.pointers_in(self.queue), *pointers.pointers_in(self.routing_key)}
         late = () if self.late is None else self.late.places
         for place in self.redact:
             if place in named:
-                raise ValueError(f"redact: {place} names the queue, and so it is kept in RabbitMQ")
+                yield f"redact: {place} names the queue, and so it is kept in RabbitMQ"
             if any(_within(each, place) for each in late):
-                raise ValueError(
-                    f"redact: a late answer needs {place}, which is kept until that is sent"
-                )
+                yield (f"redact: a late answer needs {place}, which is kept until that is sent")
 
     def _all_places(self) -> Iterator[tuple[str, str]]:
         yield from self.places()

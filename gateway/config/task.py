@@ -9,7 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_serializer
 
 from gateway.celery_message import (
     Message,
@@ -196,10 +196,13 @@ class TaskSettings(Model):
     link_error: str | None = Field(None, min_length=1)
     """the name of a task that is called if this one fails (Celery's errback)"""
 
-    @model_validator(mode="after")
-    def _task_consistent(self) -> TaskSettings:
-        _check(self)
-        return self
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together in these settings, each with its setting."""
+        yield from _of_dynamic(self)
+        yield from _of_fairness(self)
+        yield from _of_queues(self)
+        yield from _of_times(self)
+        yield from _of_call(self)
 
     def places(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each setting that has a pointer, and the pointer."""
@@ -359,13 +362,12 @@ class FurtherTask(TaskSettings):
         """What the configuration says of this task, as one text."""
         return self.model_dump_json(exclude_unset=True)
 
-    @model_validator(mode="after")
-    def _static(self) -> FurtherTask:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.dynamic:
-            raise ValueError("queue: only the route's own task may have a dynamic queue")
+            yield "queue: only the route's own task may have a dynamic queue"
         if self.fair_by is not None:
-            raise ValueError("fair_by: only the route's own task may have fair queues")
-        return self
+            yield "fair_by: only the route's own task may have fair queues"
 
 
 def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
@@ -382,104 +384,98 @@ def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
     return filled
 
 
-def _check(task: TaskSettings) -> None:
-    """Raise ValueError where the settings of `task` do not fit together."""
-    _check_dynamic(task)
-    _check_fairness(task)
-    _check_queues(task)
-    _check_times(task)
+def _of_call(task: TaskSettings) -> Iterator[str]:
     for name in task.message_headers:
         if name in _CELERYS:
-            raise ValueError(f"message_headers: {name} is one of Celery's own")
+            yield f"message_headers: {name} is one of Celery's own"
     for name in task.kwargs or ():
         if not name.isidentifier():
-            raise ValueError(f"kwargs: {name!r} is no name of an argument")
+            yield f"kwargs: {name!r} is no name of an argument"
     if any(argument.optional for argument in task.args or ()):
-        raise ValueError("args: an optional argument needs a name; move it to kwargs")
+        yield "args: an optional argument needs a name; move it to kwargs"
 
 
-def _check_queues(task: TaskSettings) -> None:
+def _of_queues(task: TaskSettings) -> Iterator[str]:
     own = not task.dynamic and (task.queue_type != "classic" or task.queue_arguments)
     if own and "celery" in task.queue_names:
-        raise ValueError(
+        yield (
             "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
             "declares it without; give the queue another name"
         )
     if task.ordering_key is not None and task.queues is None and task.fair_by is None:
-        raise ValueError("ordering_key: set it together with queues, a list of two or more")
+        yield "ordering_key: set it together with queues, a list of two or more"
     if task.queues is not None and task.ordering_key is None and task.fair_by is None:
-        raise ValueError(
+        yield (
             "queues: ordering_key or fair_by says which of them a delivery goes to; set one, or "
             "name a single one in queue"
         )
     if task.queues and len(set(task.queues)) != len(task.queues):
-        raise ValueError("queues: name each queue only once")
+        yield "queues: name each queue only once"
     if task.exchange is None and task.routing_key:
-        raise ValueError("routing_key: set it together with exchange; `queue` names a queue")
+        yield "routing_key: set it together with exchange; `queue` names a queue"
     if task.exchange is not None and ("queue" in task.model_fields_set or task.queues):
-        raise ValueError("exchange: its bindings name the queues; leave out queue and queues")
+        yield "exchange: its bindings name the queues; leave out queue and queues"
 
 
-def _check_fairness(task: TaskSettings) -> None:
+def _of_fairness(task: TaskSettings) -> Iterator[str]:
     if task.fair_by is None:
         if "fair_queues" in task.model_fields_set:
-            raise ValueError("fair_queues: set it together with fair_by")
+            yield "fair_queues: set it together with fair_by"
         return
     if task.ordering_key is not None:
-        raise ValueError(
+        yield (
             "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key "
             "keeps them in one; leave out one of the two"
         )
     if task.queues is not None and "fair_queues" in task.model_fields_set:
-        raise ValueError("fair_queues: `queues` says how many there are; leave out one of them")
+        yield "fair_queues: `queues` says how many there are; leave out one of them"
     if task.exchange is not None:
-        raise ValueError("fair_by: an exchange chooses the queues itself; leave out one of them")
+        yield "fair_by: an exchange chooses the queues itself; leave out one of them"
     if "{" in task.queue:
-        raise ValueError("fair_by: the name of its queue cannot have pointers; leave out one")
-    pointers.check_name(task.queue_names[-1])
+        yield "fair_by: the name of its queue cannot have pointers; leave out one"
+    if any(len(name.encode()) > pointers.MAX_NAME for name in task.queue_names):
+        yield f"queue: a fair queue's name has over {pointers.MAX_NAME} bytes; choose a shorter one"
 
 
-def _check_times(task: TaskSettings) -> None:
+def _of_times(task: TaskSettings) -> Iterator[str]:
     if task.countdown is not None and task.queue_type == "quorum":
-        raise ValueError(
+        yield (
             "countdown: a worker would hold the message back beside its prefetch limit, which "
             "quorum queues do not allow; use a classic queue"
         )
     if (task.expires or inf) <= (task.countdown or 0):
-        raise ValueError("expires: has to be above countdown, or the task would never run")
+        yield "expires: has to be above countdown, or the task would never run"
     if (task.soft_time_limit or 0) >= (task.time_limit or inf):
-        raise ValueError("soft_time_limit: has to be below time_limit")
+        yield "soft_time_limit: has to be below time_limit"
 
 
-def _check_dynamic(task: TaskSettings) -> None:
-    """Raise ValueError where the settings of a dynamic queue do not fit together."""
+def _of_dynamic(task: TaskSettings) -> Iterator[str]:
+    """Yield what does not fit together in the settings of a dynamic queue."""
     places = pointers.pointers_in(task.queue)
     own = {"queue_limit", "queue_expires", "static_queue"} & task.model_fields_set
     if task.queue_pattern is None:
         if places:
-            raise ValueError(
+            yield (
                 "queue_pattern: is needed with pointers in queue, or senders could make queues of "
                 'any name; set it to what a name may be, as in "session-[a-z0-9]{1,32}"'
             )
         if own:
-            raise ValueError(f"{min(own)}: is for a queue with pointers in its name; leave it out")
+            yield f"{min(own)}: is for a queue with pointers in its name; leave it out"
         return
     if not places:
-        raise ValueError("queue_pattern: is for a queue with pointers in its name; leave it out")
+        yield "queue_pattern: is for a queue with pointers in its name; leave it out"
     if task.queues is not None:
-        raise ValueError("queues: `queue` has pointers and names all queues; leave out one of both")
+        yield "queues: `queue` has pointers and names all queues; leave out one of both"
     if task.queue_type != "classic":
-        raise ValueError(
+        yield (
             "queue_type: a dynamic queue is classic, because declaring a quorum queue again does "
             "not renew its expiry; leave it out"
         )
     if not task.declare:
-        raise ValueError("declare: dynamic queues are declared on first use; leave it out")
+        yield "declare: dynamic queues are declared on first use; leave it out"
     if given := sorted(set(_OWN) & task.queue_arguments.keys()):
-        raise ValueError(f"queue_arguments: {given[0]} of a dynamic queue follows queue_expires")
+        yield f"queue_arguments: {given[0]} of a dynamic queue follows queue_expires"
     if re.fullmatch(task.queue_pattern, task.static_queue):
-        raise ValueError("static_queue: must not fit queue_pattern, as it does not expire")
+        yield "static_queue: must not fit queue_pattern, as it does not expire"
     if (task.countdown or 0) >= task.queue_expires:
-        raise ValueError(
-            "countdown: has to be below queue_expires, while which the worker holds it"
-        )
+        yield ("countdown: has to be below queue_expires, while which the worker holds it")

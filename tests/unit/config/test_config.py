@@ -244,11 +244,11 @@ def test_what_was_meant_is_told(toml):
         ('[sources.x]\nscheme = "github"\nsecrets = "s"\n[[routes]]\npath = "/"\nsource = "x"\n'
          '[[routes]]\npath = "/"\nevents = ["push"]\nsource = "x"',
          "an earlier route takes all deliveries on /"),
-        ('[tls]\nkey = "/dev/null"', "tls: key: "),
-        (f'[tls]\nca = "{__file__}"', "tls: ca: [X509"),
+        ('[tls]\nkey = "/dev/null"', "tls.key: "),
+        (f'[tls]\nca = "{__file__}"', "tls.ca: [X509"),
         (f'[tls]\ncert = "{__file__}"', "a key without a password, and the certificate of that"),
         ('[tls]\nca = "/nowhere.pem"', "this account may not see it: /nowhere.pem"),
-        (f'[tls]\nca = "{"x" * 5000}"', "tls: ca: no such file"),
+        (f'[tls]\nca = "{"x" * 5000}"', "tls.ca: no such file"),
         ("broker_url = []", "broker_url: names no broker; give a URL"),
         ('archive_url = "postgresql://me:se@cret@host/a"', "a character that has to be escaped"),
         ('archive_url = "postgresql://me@host/a#b"', "a character that has to be escaped"),
@@ -303,24 +303,24 @@ def test_what_cannot_work_is_refused(toml, text, problem):
         (f'queue = "{128 * "ü"}"', "has over 255 bytes"),
         ('answer = "maybe"', "'wait'"),
         ('source = "x"', "routes[0].source (path /): no such source; [sources] has none"),
-        ('events = ["x"]', "events: only a source knows the event"),
+        ('events = ["x"]', "routes[0].events (path /): only a source knows the event"),
         ('answer = "accept"', "needs secret_key and public_url"),
         ("prefer = true", "needs secret_key and public_url"),
         ("tries = 3", "routes[0].tries (path /): later tries are recognized by their identity"),
-        ('queues = ["a", "b"]', "queues: ordering_key or fair_by says which of them"),
+        ('queues = ["a", "b"]', ".queues (path /): ordering_key or fair_by says which of them"),
         ('queues = ["a", "a"]\nordering_key = "json:/x"', "name each queue only once"),
         ('queues = ["a", "b"]\nordering_key = "param:x"', "the path has no parameter x"),
         ('fair_by = "param:x"', "the path has no parameter x"),
-        ("fair_queues = 8", "fair_queues: set it together with fair_by"),
+        ("fair_queues = 8", "routes[0].fair_queues (path /): set it together with fair_by"),
         ('fair_by = "remote"\nfair_queues = 3',
          "routes[0].fair_queues (path /): has to be 4 or more"),
         ('fair_by = "delivery"', "name, remote or source"),
         ('fair_by = "remote"\nqueues = ["a", "b"]\nordering_key = "json:/x"',
-         "fair_by: it spreads a publisher's deliveries over two queues, and ordering_key"),
+         ".fair_by (path /): it spreads a publisher's deliveries over two queues, and"),
         ('fair_by = "remote"\nqueues = ["a", "b"]\nfair_queues = 4',
-         "fair_queues: `queues` says how many there are"),
+         "routes[0].fair_queues (path /): `queues` says how many there are"),
         ('fair_by = "remote"\nexchange = "events"',
-         "fair_by: an exchange chooses the queues itself"),
+         "routes[0].fair_by (path /): an exchange chooses the queues itself"),
         (f'fair_by = "remote"\nqueue = "{"x" * 250}"', "has over 255 bytes"),
         ('fair_by = "source"',
          "routes[0].fair_by (path /): all deliveries on the queue celery have one source"),
@@ -358,6 +358,35 @@ def test_what_cannot_work_is_refused(toml, text, problem):
 def test_a_route_that_cannot_work_is_refused(toml, settings, problem):
     (found,) = problems(path=toml(f'[[routes]]\npath = "/"\n{settings}'))
     assert problem in found
+
+
+def test_all_that_cannot_work_in_all_routes_is_told_with_its_place(toml):
+    path = toml("""\
+[[routes]]
+path = "/a/{b}"
+args = ["param:c"]
+kwargs = { "d-e" = "body" }
+revoke = true
+answer = "accept"
+fair_queues = 8
+also = [{ task = "more", routing_key = "x", expires = 1.0, countdown = 2.0 }]
+[[routes]]
+path = "/results/x"
+redact = ["param:y"]
+""")
+
+    found = [problem.removeprefix(f"{path}: ") for problem in problems(path=path)]
+
+    assert [problem.partition("): ")[0] for problem in found] == [
+        "routes[0].fair_queues (path /a/{b}",
+        "routes[0].kwargs (path /a/{b}",
+        "routes[0].args (path /a/{b}",
+        "routes[0].revoke (path /a/{b}",
+        "routes[0].also[0].routing_key (path /a/{b}",
+        "routes[0].also[0].expires (path /a/{b}",
+        "routes[1].path (path /results/x",
+        "routes[1].redact (path /results/x",
+    ]
 
 
 @pytest.mark.parametrize("url", ["http://h", "https://h:1/a", "https://xn--e1afmkfd.xn--p1ai/%D0"])

@@ -89,11 +89,11 @@ def test_a_delivery_without_an_address_has_no_values(body):
         ('late = "slak"', "there is no such sender; did you mean slack?"),
         ("late = 5", "has to be a table"),
         ('late = { url = "https://a/" }', "late.hosts (path /a): is needed"),
-        ('late = { url = "https://a/", hosts = ["b"] }', "url: its host is none of `hosts`: b"),
+        ('late = { url = "https://a/", hosts = ["b"] }', ": its host is none of `hosts`: b"),
         ('late = { url = "{jsn:/a}", hosts = ["b"] }', "did you mean json:/pointer?"),
         ('late = { url = "{json:/a}", hosts = ["b/"] }', "a host is written as api.example.com"),
         ('late = { url = "https://a/{answer}", hosts = ["a"] }', "the answer goes into the body"),
-        ('late = { url = "https://a/{token}", hosts = ["a"] }', "token: is needed"),
+        ('late = { url = "https://a/{token}", hosts = ["a"] }', "late.token (path"),
         ('late = { like = "slack", tries = 0 }', "late.tries (path /a): has to be 1 or more"),
         ('late = { like = "slack", methd = "PUT" }', "did you mean method?"),
         ('late = "wechat"', "sending needs app_id and app_secret; set it in a source"),
@@ -109,4 +109,4 @@ def test_what_cannot_be_used_is_refused(tmp_path, late, problem):
 def test_only_what_is_answered_before_its_result_can_be_late(tmp_path):
     (found,) = problems(tmp_path, 'late = "slack"', '[[routes]]\npath = "/b"\nlate = "slack"\n')
 
-    assert "routes[0] (path /b): late: only what was answered without its result" in found
+    assert "routes[0].late (path /b): only what was answered without its result" in found

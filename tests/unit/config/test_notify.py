@@ -27,7 +27,7 @@ MAIL = "smtps://user@mail.example?from=a@b.example&to=c@d.example"
         ({"kind": "email", "url": URL}, "notify.url: write smtps://HOST..., in ASCII"),
         ({"kind": "email", "url": "smtp://h?to=a@b"}, "smtps://HOST?from=ADDRESS&to=ADDRESS"),
         ({"kind": "email", "url": "smtp://h?from=a@b&to=c@d%0aX"}, "smtps://HOST?from=ADDRESS"),
-        ({"kind": "webhook", "url": URL}, "notify: secret: is needed, as it signs the message"),
+        ({"kind": "webhook", "url": URL}, "notify.secret: is needed, as it signs the message"),
         ({"kind": "webhook", "url": URL, "secret": "hidden!"}, "secret is base64"),
         ({"kind": "slack", "url": URL, "secret": "hidden"}, "its URL is the secret"),
         ({"kind": "slack", "url": URL, "share": 2}, "notify.share: "),
