@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self
 
+from kombu.utils.url import maybe_sanitize_url
 from pika import BasicProperties
 from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
@@ -17,6 +18,7 @@ from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publishing_channel import PROBE
 from gateway.background import happens
 from gateway.config.settings import Config
+from gateway.errors import GatewayError
 from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 
@@ -42,6 +44,35 @@ async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
             await happens(closed, _FAREWELL)
     finally:
         metrics.close()
+
+
+@asynccontextmanager
+async def connected_to_any(config: Config) -> AsyncIterator[TurnConnection]:
+    """Open a connection to the first broker of the list that answers.
+
+    Raises `GatewayError` with what is wrong at which broker, also where the connection is lost.
+    """
+    problems: list[str] = []
+    async with AsyncExitStack() as stack:
+        for url in config.brokers:
+            try:
+                async with asyncio.timeout(broker.CONNECT_TIMEOUT):
+                    connection = await stack.enter_async_context(connected(url, config))
+                break
+            except broker.ERRORS as exc:
+                problems.append(_problem(url, exc))
+        else:
+            remedy = "start it, or correct broker_url (GATEWAY_BROKER_URL, --broker)"
+            raise GatewayError(f"{'; '.join(problems)}; {remedy}")
+        try:
+            yield connection
+        except broker.ERRORS as exc:
+            raise GatewayError(_problem(url, exc)) from exc
+
+
+def _problem(url: str, exc: BaseException) -> str:
+    what = "no answer in time" if isinstance(exc, TimeoutError) else broker.describe(exc)
+    return f"{maybe_sanitize_url(url)}: {what}"
 
 
 async def blocked(connection: TurnConnection) -> str:

@@ -258,9 +258,11 @@ def test_a_queue_is_deleted_only_if_nobody_needs_it(channel, urls, tmp_path):
     code, text = delete("celry")
     channel.queue_delete("celry")
     assert code == 1 and text.endswith("rabbitmqctl delete_queue celry")
-    nobody = ["--broker", f"amqp://127.0.0.1:{free_port()}//"]
-    checked = check(*write(tmp_path, ROUTE), *urls, *nobody, "--delete-queue", "celry")
-    assert (checked.code, checked.of("queue celry").text[:13]) == (1, "not deleted: ")
+    nobody = f"amqp://me:hidden@127.0.0.1:{free_port()}//"
+    checked = check(*write(tmp_path, ROUTE), *urls, "--broker", nobody, "--delete-queue", "celry")
+    text = checked.of("queue celry").text
+    assert checked.code == 1 and text.startswith(f"not deleted: {nobody.replace('hidden', '**')}: ")
+    assert text.endswith("; start it, or correct broker_url (GATEWAY_BROKER_URL, --broker)")
 
 
 def test_a_queue_of_another_route_may_be_the_one_that_was_meant(channel, urls, tmp_path):

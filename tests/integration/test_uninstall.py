@@ -6,6 +6,7 @@ import re
 import subprocess
 
 from gateway.history.gateways import KEY
+from gateway.stack import free_port
 from tests.integration.deliveries import Servers
 from tests.support import command
 from tests.support.config import route
@@ -58,7 +59,8 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
         for server in (gateway, servers.worker):
             server.stop()
         before = sorted(ours())
-        ran = uninstall()
+        nobody = f"amqp://127.0.0.1:{free_port()}//"
+        ran = uninstall("--broker", f"{nobody};{rabbitmq.url}")  # the second one of a list
         assert ran.returncode == 0 and ran.stderr == ""
         for line in (
             "remove  1 key of " + store.url + ": claims\n",

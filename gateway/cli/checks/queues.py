@@ -12,10 +12,11 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.reply_channel import connected
+from gateway.amqp.reply_channel import connected_to_any
 from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
 from gateway.config.settings import Config
 from gateway.config.task import TaskSettings, fair_name_of
+from gateway.errors import GatewayError
 from gateway.similar import similar
 
 #: The option of `gateway check` that deletes a queue.
@@ -248,16 +249,14 @@ async def delete(config: Config, name: str) -> Finding:
     if routes := _routes(config, [name]):
         remedy = "correct `queue` there, and reload the gateway (SIGHUP) first"
         return fail(check, f"not deleted: {routes} it, so it would be declared again", remedy)
-    problem = "the broker is not an AMQP one, and has no queue to delete"
-    for url in config.brokers if config.amqp else ():
-        try:
-            async with asyncio.timeout(LIMIT), connected(url, config) as connection:
-                return await remove(connection, name)
-        except TimeoutError:
-            problem = f"no answer within {LIMIT:g} s"
-        except broker.ERRORS as exc:
-            problem = broker.describe(exc)
-    return fail(check, f"not deleted: {problem}", "")
+    if not config.amqp:
+        problem = "not deleted: the broker is not an AMQP one, and has no queues"
+        return fail(check, problem, "correct broker_url (GATEWAY_BROKER_URL, --broker)")
+    try:
+        async with connected_to_any(config) as connection, asyncio.timeout(LIMIT):
+            return await remove(connection, name)
+    except GatewayError as exc:
+        return fail(check, f"not deleted: {exc}", "")
 
 
 async def remove(connection: TurnConnection, name: str) -> Finding:

@@ -15,7 +15,7 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
-from gateway.amqp.reply_channel import connected
+from gateway.amqp.reply_channel import connected_to_any
 from gateway.cli import configuration
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
@@ -83,18 +83,14 @@ async def _left(config: Config) -> AsyncIterator[Left]:
         except StoreError as exc:
             raise result_store.no_answer(config, config.state, exc) from exc
     if config.amqp:
-        try:
-            async with connected(config.brokers[0], config) as connection:
-                for name in config.queues:
-                    if (left := await _queue(connection, config, name)) is not None:
-                        yield left
-                for name in _EXCHANGES:
-                    if await broker.exists(connection, name):
-                        remove = partial(_delete_exchange, connection, name)
-                        yield Left(f"exchange {name}, unless something is bound to it", remove)
-        except broker.ERRORS as exc:
-            remedy = "start it, or correct broker_url (GATEWAY_BROKER_URL, --broker)"
-            raise GatewayError(f"broker: {broker.describe(exc)}; {remedy}") from exc
+        async with connected_to_any(config) as connection:
+            for name in config.queues:
+                if (left := await _queue(connection, config, name)) is not None:
+                    yield left
+            for name in _EXCHANGES:
+                if await broker.exists(connection, name):
+                    remove = partial(_delete_exchange, connection, name)
+                    yield Left(f"exchange {name}, unless something is bound to it", remove)
     if config.archive:
         url = result_store.without_password(config.archive)
         yield Left(f"archive {url}: your record; remove the file, or the tables in its schema")
