@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -80,6 +81,9 @@ def _run(argv: list[str]) -> int:
         return _print_version(argv[1:])
     if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help"):
         argv = ["serve", *argv]
+    if argv[:1] == ["serve"]:
+        # A request to reload would end what has no handler yet: it waits until there is one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     if old := [*_too_old()]:
         for problem in old:
             tell(problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from pathlib import Path
 
 from gateway.config.strategies import STRATEGIES
@@ -28,8 +27,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # A request to reload would end what has no handler yet: it waits until there is one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     # What serves is not loaded to show the options.
     from gateway.cli.serving import serve
 

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
 
 import pytest
 
+from gateway import cli
 from gateway.cli import main
 from gateway.sources import BLOCKS, SCHEMES
 
 UNKNOWN = "unrecognized arguments: "
+
+
+@pytest.fixture(autouse=True)
+def _same_signals():
+    """Let hangups through again, which `gateway serve` blocks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.parametrize("argv", [["serve"], ["--port=1"]])
+def test_a_hangup_waits_before_anything_else_is_loaded(monkeypatch, argv):
+    def too_old() -> list[str]:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return ["blocked"] if signal.SIGHUP in blocked else []
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
+    monkeypatch.setattr(cli, "_too_old", too_old)
+    assert main(argv) == 2
 
 
 @pytest.mark.parametrize(
