@@ -114,6 +114,17 @@ def aimed(config: Config, entry: Entry) -> Entry:
     return replace(entry, task=route.task, queue=queue, options=options)
 
 
+def unsendable(config: Config, entry: Entry) -> str:
+    """Return why a delivery, which has its call, would not be published again; "": it would."""
+    if entry.unsendable:
+        return f"cannot be replayed as it was: {entry.unsendable}"
+    try:
+        aimed(config, entry)
+    except NotFound as exc:
+        return f"not taken: {exc}"
+    return ""
+
+
 def uneditable(config: Config, entry: Entry) -> str:
     """Return why a delivery cannot be published with another call; "": it can."""
     if any(route.redact for route in config.routes if route.path == entry.path):

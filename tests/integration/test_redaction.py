@@ -172,6 +172,10 @@ def test_a_redacted_delivery_is_not_replayed(servers, gateway, tmp_path, capsys)
     assert shown(gateway, f"/{delivery}")["redacted"] == [
         "header:x-national-id", "json:/card/number", "param:id", "query:t",
     ]  # fmt: skip
+    code, out, err = servers.deliveries(capsys, "replay", delivery, "--dry-run")
+    assert code == 0 and delivery not in out
+    assert f"{delivery} cannot be replayed as it was: header:x-national-id, json:/" in err
+    assert err.endswith("\n0 would be replayed\n")
     code, out, _ = servers.deliveries(capsys, "replay", delivery)
     assert code == 1
     assert out.startswith(f"{delivery} cannot be replayed as it was: header:x-national-id, json:/")
