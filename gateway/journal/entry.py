@@ -14,6 +14,7 @@ sent late, *succeeded*, or a state before it, becomes *answered-late* | *late-an
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
@@ -80,6 +81,31 @@ _STATE = re.compile("[a-z-]{1,40}").fullmatch
 #: An identity, which may be empty, and a position.
 _PLACE = re.compile(r"([0-9a-f]{4,})? [0-9]{1,14}-[0-9]{1,15}").fullmatch
 _ERROR = 500  # characters of an earlier run's error
+
+
+class Original(NamedTuple):
+    """A request, as a task without `args` and `kwargs` is told of it."""
+
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Any
+
+    @classmethod
+    def of(cls, args: list[Any], kwargs: dict[str, Any]) -> Original | None:
+        """Return the request that these are the arguments for; None: they are others."""
+        if len(args) == 3 and not kwargs and all(isinstance(each, dict) for each in args[:2]):
+            return cls(*args)
+        return None
+
+    @property
+    def raw(self) -> bytes | None:
+        """The bytes of the body; None: they cannot be read."""
+        if isinstance(self.body, str):
+            return self.body.encode(errors="replace")
+        try:
+            return base64.b64decode(self.body["__value__"])
+        except DAMAGED:
+            return None
 
 
 @dataclass(slots=True, frozen=True)
@@ -187,6 +213,10 @@ class Entry:
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the keyword arguments of the task, if kept and readable."""
         return self._arguments() or ([], {})
+
+    def original(self) -> Original | None:
+        """Return the request, if it is kept and is what the task is called with."""
+        return Original.of(*self.arguments())
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
         try:

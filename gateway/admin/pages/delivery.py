@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from datetime import datetime
 from typing import Any, NamedTuple, cast
@@ -22,7 +20,7 @@ from gateway.audit import LOOK, REPLAY
 from gateway.config.route import PARAM
 from gateway.config.settings import Config
 from gateway.journal import entry as states
-from gateway.journal.entry import GONE, OPEN, Entry
+from gateway.journal.entry import GONE, OPEN, Entry, Original
 from gateway.journal.filter import status
 from gateway.journal.replay import replaying, uneditable
 from gateway.sources import of
@@ -77,14 +75,15 @@ class OneDelivery(View):
             self.audit(LOOK, id=entry.id)
         answered, worked = timeline(self.config, entry)
         args, kwargs = entry.arguments() if bodies else ([], {})
-        request = _request(args, kwargs)
+        request = Original.of(args, kwargs)
         call = {"args": args, "kwargs": kwargs} if bodies and entry.call else None
         return {
             "answered": answered, "bodies": bodies, "entry": entry, "worked": worked,
-            "body": request and shown(request[2], request[1]),
+            "body": request and shown(request.body, request.headers),
             "call": call and shown(call, {}), "commands": commands(self.config, entry, request),
             "editable": self.may("act") and not uneditable(self.config, entry),
-            "facts": facts(entry, self.may("bodies")), "headers": request[1] if request else {},
+            "facts": facts(entry, self.may("bodies")),
+            "headers": request.headers if request else {},
             "open": entry.state in OPEN, "done": entry.state in states.DONE,
             "story": story(self.config, entry),
             "copied": self.root + "deliveries/" + quote(entry.edited_from, ""),
@@ -121,8 +120,7 @@ class Edit(View):
     async def content(self, *path: str) -> dict[str, Any]:
         entry, text = await self._find(path[0])
         self.audit(LOOK, id=entry.id)
-        args, kwargs = entry.arguments()
-        return {"entry": entry, "is_body": _request(args, kwargs) is not None, "text": text}
+        return {"entry": entry, "is_body": entry.original() is not None, "text": text}
 
     async def act(self, *path: str) -> None:
         entry, before = await self._find(path[0])
@@ -157,8 +155,8 @@ def editable(entry: Entry) -> str | None:
     """Return the body as text, or the arguments as JSON; None: neither can be edited."""
     args, kwargs = entry.arguments()
     text: Any = json.dumps({"args": args, "kwargs": kwargs}, ensure_ascii=False, indent=2)
-    if request := _request(args, kwargs):
-        text = request[2]
+    if request := entry.original():
+        text = request.body
     short = isinstance(text, str) and len(text.encode(errors="replace")) <= _MOST
     return text if short else None
 
@@ -169,7 +167,7 @@ def edited(entry: Entry, text: str) -> bytes:
     Raises ValueError where that is no arguments.
     """
     args, kwargs, embedded = json.loads(entry.call)
-    if _request(args, kwargs):
+    if Original.of(args, kwargs):
         args[2] = text
     else:
         value = json.loads(text)
@@ -266,7 +264,7 @@ def _worked(entry: Entry) -> list[Event]:
     return found
 
 
-def commands(config: Config, entry: Entry, request: Request | None) -> dict[str, str]:
+def commands(config: Config, entry: Entry, request: Original | None) -> dict[str, str]:
     """Return the request as curl, and as `gateway send` where it has a source; nothing where it
     is not kept, or longer than what a shell takes.
 
@@ -274,8 +272,7 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     """
     if request is None or entry.redacted:
         return {}
-    _, headers, body = request
-    data = _raw(body)
+    data = request.raw
     if data is None or len(data) > _LONGEST:
         return {}
     delivery, params = entry.delivery, entry.delivery.get("params", {})
@@ -283,7 +280,7 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     text = delivery.get("query_string", "")
     base = config.public_url or f"http://{config.host}:{config.port}"
     url = f"{base}{entry.request.get('path', filled)}" + (f"?{text}" if text else "")
-    own = {name: value for name, value in headers.items() if name not in _CURLS}
+    own = {name: value for name, value in request.headers.items() if name not in _CURLS}
     made = {"curl": shell.curl(entry.request.get("method", "POST"), url, own, data)}
     if source := delivery.get("source", ""):
         before, argument = shell.argument(data, "-")
@@ -293,31 +290,11 @@ def commands(config: Config, entry: Entry, request: Request | None) -> dict[str,
     return made
 
 
-def _raw(body: Any) -> bytes | None:
-    """Return the bytes of a body as a call has it; None: they cannot be read."""
-    if isinstance(body, str):
-        return body.encode(errors="replace")
-    try:
-        return base64.b64decode(body["__value__"])
-    except (TypeError, LookupError, binascii.Error):
-        return None
-
-
-#: Query, headers and body, as a task without `args` and `kwargs` gets them.
-Request = tuple[dict[str, str], dict[str, str], Any]
-
-
-def _request(args: list[Any], kwargs: dict[str, Any]) -> Request | None:
-    if len(args) == 3 and not kwargs and isinstance(args[0], dict) and isinstance(args[1], dict):
-        return args[0], args[1], args[2]
-    return None
-
-
 def sent(entry: Entry) -> tuple[dict[str, str], Any]:
     """Return headers and body, or no headers and the arguments."""
+    if request := entry.original():
+        return request.headers, request.body
     args, kwargs = entry.arguments()
-    if request := _request(args, kwargs):
-        return request[1], request[2]
     return {}, {"args": args, "kwargs": kwargs} if entry.call else ""
 
 

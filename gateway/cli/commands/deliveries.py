@@ -197,15 +197,9 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
         for problem in reader.problems:
             tell(problem)
     audit.note(audit.LOOK, _who(), id=entry.id)
-    args, kwargs = entry.arguments()
-    call: dict[str, Any]
-    match args:
-        case [dict(), dict(), body] if not kwargs:  # what a route without `args` and `kwargs` gives
-            call = {"query": args[0], "headers": args[1], "body": body}
-        case _ if not entry.call:
-            call = {"args": None, "kwargs": None}
-        case _:
-            call = {"args": args, "kwargs": kwargs}
+    args, kwargs = entry.arguments() if entry.call else (None, None)
+    request = entry.original()
+    call = request._asdict() if request else {"args": args, "kwargs": kwargs}
     known = {**printed.about(entry), **call, "task_state": None}
     try:
         async for _, outcome in outcomes(config, [entry.task_id]):

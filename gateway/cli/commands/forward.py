@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import logging
 import os
 import re
 from collections.abc import Mapping
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tornado.httpclient import HTTPRequest
@@ -23,6 +22,7 @@ from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
 from gateway.cli.outgoing import checked_url, without_account
 from gateway.clock import monotonic
 from gateway.errors import GatewayError
+from gateway.journal.entry import Original
 from gateway.journal.filter import PARTS
 from gateway.sources.reading import read_query
 
@@ -80,38 +80,20 @@ async def _forward(arguments: argparse.Namespace, wanted: dict[str, str], token:
     return 0
 
 
-class Original(NamedTuple):
-    """The request of a delivery, as far as its task was told of it."""
-
-    query_string: str
-    headers: dict[str, str]
-    body: bytes
-
-
 def original(delivery: Mapping[str, Any]) -> Original | None:
     """Return the request of a delivery.
 
     None: it is not kept, or its route passes other arguments than the request.
     """
-    if delivery["call"] is None:
-        return None
-    args, kwargs = delivery["call"]["args"], delivery["call"]["kwargs"]
-    if len(args) != 3 or kwargs:
-        return None
-    query, headers, body = args
+    call = delivery["call"]
+    request = call and Original.of(call["args"], call["kwargs"])
     # A sender may choose what `args` takes from its body, but not that it looks like its request.
-    if query != read_query(delivery["query_string"], "replace") or not isinstance(headers, dict):
+    if not request or request.query != read_query(delivery["query_string"], "replace"):
         return None
-    if not all(isinstance(v, str) and _is_name(n) and _is_value(v) for n, v in headers.items()):
+    headers = request.headers.items()
+    if not all(isinstance(v, str) and _is_name(n) and _is_value(v) for n, v in headers):
         return None
-    match body:
-        case str():
-            raw = body.encode(errors="replace")
-        case {"__type__": "base64", "__value__": str() as value}:
-            raw = base64.b64decode(value)
-        case _:
-            return None
-    return Original(delivery["query_string"], headers, raw)
+    return None if request.raw is None else request
 
 
 class Forwarder:
@@ -195,15 +177,15 @@ class Forwarder:
             print(shown(f"{about} not sent: {why}"), flush=True)
             return False
         begun = monotonic()
-        code, said = await self._post(request)
+        code, said = await self._post(request, delivery["query_string"])
         took = f"{(monotonic() - begun) * 1e3:,.0f} ms"
         print(shown(f"{about} {delivery['event']} -> {said} in {took}"), flush=True)
         return 200 <= code < 300
 
-    async def _post(self, request: Original) -> tuple[int, str]:
+    async def _post(self, request: Original, query_string: str) -> tuple[int, str]:
         """Return the status of the server's answer, and how it is told; 0: there is none."""
         parts = urlsplit(self._to)
-        query = "&".join(filter(None, (parts.query, request.query_string)))
+        query = "&".join(filter(None, (parts.query, query_string)))
         # Where it has none of these, the client would add its own.
         headers = HTTPHeaders({"content-type": "application/octet-stream"})
         headers["user-agent"] = "gateway-forward"
@@ -211,7 +193,7 @@ class Forwarder:
             if name.lower() not in _OWN:
                 headers[name] = value
         asked = HTTPRequest(
-            parts._replace(query=query).geturl(), "POST", headers, request.body,
+            parts._replace(query=query).geturl(), "POST", headers, request.raw,
             follow_redirects=False, decompress_response=False, connect_timeout=TIMEOUT,
             request_timeout=TIMEOUT,
         )  # fmt: skip

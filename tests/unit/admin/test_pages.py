@@ -33,7 +33,7 @@ from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
 from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
 from gateway.journal import entry as states
-from gateway.journal.entry import Entry
+from gateway.journal.entry import Entry, Original
 from gateway.metric_table import BUCKETS
 from gateway.metrics import Metrics
 from gateway.process.counters import Reader
@@ -293,33 +293,39 @@ def test_what_is_the_same_is_left_out_where_two_are_compared():
 
 def test_requests_are_copied_as_commands():
     config = Config(port=8000)
-    made = commands(config, ENTRY, ({}, {"host": "h", "x-a": "it's", "x-b": ""}, "x y"))
+    made = commands(config, ENTRY, Original({}, {"host": "h", "x-a": "it's", "x-b": ""}, "x y"))
     assert made == {
         "curl": """curl -g -X POST -H 'x-a: it'"'"'s' -H 'x-b;' --data-binary 'x y' """
         "'http://127.0.0.1:8000/orders/north?a=b'"
     }
     raw = {"__type__": "base64", "__value__": "/w=="}
     piped = "echo /w== | base64 -d | "
-    assert commands(config, ENTRY, ({}, {}, raw))["curl"].startswith(f"{piped}curl ")
+    assert commands(config, ENTRY, Original({}, {}, raw))["curl"].startswith(f"{piped}curl ")
     signed = replace(ENTRY, delivery={**ENTRY.delivery, "source": "shop", "event": "paid"})
-    told = commands(config, signed, ({}, {}, "x"))["gateway send"]
+    told = commands(config, signed, Original({}, {}, "x"))["gateway send"]
     send = "gateway send --as shop --config gateway.toml --event paid --data "
     assert told.startswith(f"{send}x ")
-    assert commands(config, signed, ({}, {}, raw))["gateway send"].startswith(f"{piped}{send}- ")
+    assert commands(config, signed, Original({}, {}, raw))["gateway send"].startswith(
+        f"{piped}{send}- "
+    )
     # Each of these would be read from a file, or from the terminal.
     for text in ("@/etc/passwd", "-", "-h"):
-        for name, command in commands(config, signed, ({}, {}, text)).items():
+        for name, command in commands(config, signed, Original({}, {}, text)).items():
             piped = {"curl": "--data-binary @- ", "gateway send": "--data - "}[name]
             assert command.startswith("echo ") and piped in command
     params = {"shop": "a b?{x}[1-9]", "x": "no"}
     odd = replace(ENTRY, delivery={**ENTRY.delivery, "params": params, "query_string": "a=[1-9]"})
-    assert commands(config, odd, ({}, {}, "x"))["curl"].endswith(
+    assert commands(config, odd, Original({}, {}, "x"))["curl"].endswith(
         "--data-binary x 'http://127.0.0.1:8000/orders/a%20b%3F%7Bx%7D%5B1-9%5D?a=[1-9]'"
     )
     asked = replace(ENTRY, request={"method": "PUT", "path": "/x%20y", "truncated": False})
-    assert "8000/x%20y?a=b" in commands(config, asked, ({}, {}, "x"))["curl"]
-    assert commands(config, ENTRY, None) == commands(config, ENTRY, ({}, {}, "x" * 70_000)) == {}
-    assert commands(config, ENTRY, ({}, {}, {"__type__": "base64", "__value__": "x"})) == {}
+    assert "8000/x%20y?a=b" in commands(config, asked, Original({}, {}, "x"))["curl"]
+    assert (
+        commands(config, ENTRY, None)
+        == commands(config, ENTRY, Original({}, {}, "x" * 70_000))
+        == {}
+    )
+    assert commands(config, ENTRY, Original({}, {}, {"__type__": "base64", "__value__": "x"})) == {}
     assert commands(config, replace(ENTRY, redacted=["body"]), ({}, {}, "x")) == {}
 
 
@@ -329,7 +335,7 @@ def test_requests_are_copied_as_commands():
 def test_a_copied_command_has_what_a_sender_has_chosen_as_text(text: str, tmp_path: Path):
     name = text.replace("\0", "")  # a header cannot have it
     refused = replace(ENTRY, request={"method": name, "path": "/", "truncated": False})
-    made = commands(Config(), refused, ({}, {"x-a": name}, text))["curl"]
+    made = commands(Config(), refused, Original({}, {"x-a": name}, text))["curl"]
     assert made.replace("\n", "").isprintable()
     # Given a program that prints what it was called with, and what comes through a pipe,
     curl = tmp_path / "curl"
