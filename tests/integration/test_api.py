@@ -293,7 +293,7 @@ def test_groups_of_failures_are_listed_muted_resolved_and_replayed(gateway):
     assert change(gateway, f"{path}/resolve", "X-Gateway-Page: 1") == 200
     assert 'aria-current="true">Resolved' in page(gateway, path)
     assert change(gateway, f"{path}/mute?until=0s", "X-Gateway-Page: 1") == 200
-    assert change(gateway, "failures/test", "X-Gateway-Page: 1") == 404
+    assert change(gateway, "notify/test", "X-Gateway-Page: 1") == 404
     assert "There is no such group" in page(gateway, f"failures/{'0' * 16}")
     assert ask(gateway, f"{path}/mute", "POST", until="2h")[0] == 200
     assert [each["state"] for each in groups()] == ["resolved"]

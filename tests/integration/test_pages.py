@@ -116,7 +116,7 @@ def one(server: Server, **query: str) -> str:
 
 
 def test_a_browser_unlocks_the_pages_once(gateway):
-    for path in ("/deliveries/x/replay", "/failures/test", "/failures/0123456789abcdef/mute"):
+    for path in ("/deliveries/x/replay", "/notify/test", "/failures/0123456789abcdef/mute"):
         assert ask(gateway, path)[0] == ask(gateway, path, method="HEAD")[0] == 405
     for path in ("/", "/deliveries", "/routes", "/workers", "/servers", "/sources", "/again"):
         status, headers, page = ask(gateway, path, "")
@@ -386,7 +386,7 @@ admin_roles = { view = ["*@example.com"], bodies = ["b@*"], act = ["a@example.co
         for user in ("b@example.com", "v@example.com"):
             assert status(path, user, own, method="POST") == 403
     group = "0" * 16
-    for path in (f"/failures/{group}/mute?span=1h", f"/failures/{group}/resolve", "/failures/test"):
+    for path in (f"/failures/{group}/mute?span=1h", f"/failures/{group}/resolve", "/notify/test"):
         for each in (path, f"/api{path}"):
             assert status(each, "b@example.com", own, method="POST") == 403
     for foreign in ("Sec-Fetch-Site: same-site", "Origin: https://elsewhere.example"):

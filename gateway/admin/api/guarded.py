@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from tornado.web import HTTPError, RequestHandler
 
 from gateway import audit
-from gateway.admin.api.operations import APIError
+from gateway.admin.api.operations import APIError, Operation
 from gateway.admin.api.schema import Parameters, Problem
+from gateway.audit import LOOK
 from gateway.config.pointers import glob
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
@@ -133,6 +134,18 @@ class Guarded(RequestHandler):
         # The token is one for all who may ask.
         known = self.user or ("token" if self.config.admin_token is not None else "no token")
         audit.note(what, f"{self.request.remote_ip} ({known})", **about)
+
+    async def run(self, operation: Operation, subject: Any, path: Sequence[str]) -> BaseModel:
+        """Do what an operation does, and note in the log who asks; `path` has its `id`, if any."""
+        if subject is self.config:
+            self.needs_journal()
+        wanted = self.parameters(operation.parameters, dict(zip(("id",), path, strict=False)))
+        if operation.audited == LOOK:
+            self.needs("bodies")
+        if operation.audited:
+            given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
+            self.audit(operation.audited, **given)
+        return await operation.run(subject, wanted)
 
     async def served(self, answer: Awaitable[None]) -> None:
         """Await the answer; a server that does not answer is a 503."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,6 @@ from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
 from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, APIError, Operation
 from gateway.admin.api.schema import Delivery, Problem, Selected
-from gateway.audit import LOOK
 from gateway.process.supervisor import Supervisor
 
 _REF = "#/components/schemas/{model}"
@@ -40,13 +40,12 @@ def routes(
     subjects = {type(each): each for each in known}
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
-        by_path.setdefault(operation.path, {})[operation.method] = operation
+        by_path.setdefault(operation.pattern, {})[operation.method] = operation
     found: list[tuple[str, type[RequestHandler], dict[str, Any]]] = [
         (DOCUMENT, Document, {"supervisor": supervisor}),
         (CHANGES, Changes, {"supervisor": supervisor, "streams": set()}),
     ]
-    for path, operations in by_path.items():
-        pattern = path.replace("{id}", "(?P<id>[^/]+)")
+    for pattern, operations in by_path.items():
         given = {"supervisor": supervisor, "operations": operations, "subjects": subjects}
         found.append((pattern, Call, given))
     found.append(("/api/.*", Unknown, {"supervisor": supervisor}))
@@ -64,27 +63,19 @@ class Call(Guarded):
         self._subjects = subjects
         self.allowed = ", ".join(operations)
 
-    async def get(self, **path: str) -> None:
+    async def get(self, *path: str) -> None:
         await self.served(self._run("GET", path))
 
-    async def post(self, **path: str) -> None:
+    async def post(self, *path: str) -> None:
         await self.served(self._run("POST", path))
 
-    async def _run(self, method: str, path: dict[str, str]) -> None:
+    async def _run(self, method: str, path: Sequence[str]) -> None:
         operation = self._operations.get(method)
         if operation is None:
             raise HTTPError(405)
         subject = self._subjects.get(operation.subject, self.config)
-        if subject is self.config:
-            self.needs_journal()
-        wanted = self.parameters(operation.parameters, path)
-        if operation.audited == LOOK:
-            self.needs("bodies")
-        if operation.audited:
-            given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
-            self.audit(operation.audited, **given)
         try:
-            answer = await operation.run(subject, wanted)
+            answer = await self.run(operation, subject, path)
         except asyncio.CancelledError:
             why = "the gateway ends; of a replay, the deliveries say what was published"
             raise APIError(503, "unavailable", why) from None

@@ -158,7 +158,7 @@ async def test_notification(config: Config, wanted: schema.Nothing) -> schema.Do
     if config.notify is None:
         raise APIError(404, "not-found", "there is no [notify] in the configuration")
     await send_test(config)
-    return schema.Done()
+    return schema.Done(said="A test was sent: see whether it has arrived.")
 
 
 async def _replay(
@@ -206,6 +206,11 @@ class Operation:
     run: Callable[[Any, Any], Awaitable[BaseModel]]
     #: What the log says of it: see `gateway.audit`.
     audited: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """Its path, as Tornado has it."""
+        return self.path.replace("{id}", "([^/]+)")
 
     @property
     def summary(self) -> str:

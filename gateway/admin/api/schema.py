@@ -375,6 +375,8 @@ class FailureGroups(BaseModel):
 class Done(BaseModel):
     """It was done."""
 
+    said: str = Field("", description="what is to be seen now; or empty")
+
 
 class Problem(BaseModel):
     """An error, as RFC 9457 describes it."""

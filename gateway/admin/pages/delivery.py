@@ -11,8 +11,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.web import stream_request_body
 
 from gateway import nesting, shell
-from gateway.admin.api.operations import NOT_REPLAYED, APIError, replay_delivery
-from gateway.admin.api.schema import ReplayWanted
+from gateway.admin.api.operations import NOT_REPLAYED, APIError
 from gateway.admin.pages.bodies import shown
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting
@@ -137,18 +136,6 @@ class Edit(View):
         if begun.problem:
             raise APIError(503 if begun.unavailable else 409, NOT_REPLAYED, begun.problem)
         self.finish({"go": f"../{quote(begun.delivery_id, '')}"})
-
-
-class Replay(View):
-    """Publishes a delivery again, as the API does."""
-
-    allowed = "POST"
-
-    async def act(self, *path: str) -> None:
-        wanted = self.parameters(ReplayWanted, {"id": path[0]})
-        self.audit(REPLAY, **wanted.model_dump(exclude_defaults=True))
-        begun = await replay_delivery(self.config, wanted)
-        self.finish({"task_id": begun.task_id})
 
 
 def editable(entry: Entry) -> str | None:

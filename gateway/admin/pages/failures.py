@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.admin.api import operations
 from gateway.admin.api.operations import APIError
-from gateway.admin.api.schema import MuteWanted, Nothing, OneGroup
 from gateway.admin.pages.view import View
 from gateway.admin.pages.widgets import escape, lasting, token
 from gateway.archive.reading import reading
-from gateway.audit import MUTE, RESOLVE
 from gateway.errors import GatewayError
 from gateway.journal.groups import MUTED, OPEN, RESOLVED, Group
 
@@ -70,33 +67,6 @@ class Failures(View):
             if worker.uptime is not None and group.about.task in (worker.tasks or ()):
                 found.append((look.at - worker.uptime, f"worker {name}"))
         return found
-
-
-class Change(View):
-    """Mutes a group, or says that it is resolved, as the API does."""
-
-    allowed = "POST"
-
-    async def act(self, *path: str) -> None:
-        group, what = path
-        if what == "mute":
-            wanted = self.parameters(MuteWanted, {"id": group})
-            self.audit(MUTE, **wanted.model_dump())
-            await operations.mute_failures(self.config, wanted)
-        else:
-            self.audit(RESOLVE, id=group)
-            await operations.resolve_failures(self.config, OneGroup(id=group))
-        self.finish({})
-
-
-class Test(View):
-    """Sends a test to whom `[notify]` names."""
-
-    allowed = "POST"
-
-    async def act(self, *path: str) -> None:
-        await operations.test_notification(self.config, Nothing())
-        self.finish({"said": "A test was sent: see whether it has arrived."})
 
 
 def markup(text: str) -> str:

@@ -19,7 +19,7 @@ from tornado.web import HTTPError
 
 from gateway import __version__
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.operations import APIError, newest
+from gateway.admin.api.operations import APIError, Operation, newest
 from gateway.admin.api.schema import One
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import Asked, Recent
@@ -282,6 +282,19 @@ class View(Guarded):
         self.ranged = False  # its links have the query, which may be what is wrong
         template = "locked.html" if status == 401 else "error.html"
         self.render(template, problem=HTTPStatus(status).phrase, detail=detail)
+
+
+class Act(View):
+    """Does what an operation of the API does."""
+
+    allowed = "POST"
+
+    def initialize(self, shared: Shared, operation: Operation) -> None:  # type: ignore[override] # Tornado's way
+        super().initialize(shared)
+        self._operation = operation
+
+    async def act(self, *path: str) -> None:
+        self.finish((await self.run(self._operation, self.config, path)).model_dump())
 
 
 class Session(View):
