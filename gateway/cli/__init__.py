@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 from gateway.errors import ConfigError, GatewayError
@@ -143,9 +144,41 @@ class _Parser(argparse.ArgumentParser):
         near = similar(text.rpartition(" ")[2].strip("'"), re.findall(r"[\w-]+", choices))
         if near:
             self.exit(2, f"{self.prog}: {text}; did you mean {near}?\n")
-        message = message.replace("invalid int value: ", "has to be a whole number, and not ")
-        message = re.sub(r"invalid \w+ value: ", "has to be a number, and not ", message)
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists what there is\n")
+
+
+#: The settings that are options, with their metavars and what they are.
+SETTINGS = {
+    "strategy": ("NAME", "how results are awaited (redis); `gateway strategies` lists them"),
+    "config": ("FILE", "gateway.toml"),
+    "host": ("HOST", "address to listen on (127.0.0.1)"),
+    "port": ("PORT", "port to listen on (8000)"),
+    "uds": ("PATH", "UNIX socket, instead of a port"),
+    "processes": ("N", "serving processes (1)"),
+    "broker": ("URL", "amqp:// or amqps://"),
+    "result_backend": ("URL", "redis://, rediss:// or sentinel://"),
+    "timeout": ("SECONDS", "a request's deadline (10)"),
+    "max_in_flight": ("N", "per process (10000)"),
+    "admin_host": ("HOST", "for the pages and health (127.0.0.1)"),
+    "admin_port": ("PORT", "for the pages and health (9464); 0: off"),
+    "archive_url": ("URL", "postgresql:// or sqlite:///"),
+    "log_format": ("text|json", "text"),
+    "loop": ("auto|asyncio|uvloop", "auto"),
+}
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add an option for each of these `SETTINGS`; the configuration reads its value."""
+    for name in names:
+        metavar, text = SETTINGS[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest="broker_url" if name == "broker" else name,
+            metavar=metavar,
+            type=Path if metavar in ("FILE", "PATH") else str,
+            choices=metavar.split("|") if "|" in metavar else None,
+            help=text,
+        )
 
 
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:

@@ -1,11 +1,10 @@
-"""The configuration that a command uses, its options, and whether its packages are installed."""
+"""The configuration that a command uses, and whether its packages are installed."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import os
-from pathlib import Path
 
 from gateway.config.loading import load
 from gateway.config.settings import Config
@@ -15,13 +14,8 @@ from gateway.errors import ConfigError
 _SERVING = ("hiredis", "pika", "prometheus_client", "tornado")
 
 
-def options(parser: argparse.ArgumentParser, strategy: bool = True) -> None:
-    """Add the options with which `configure` is called."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
-    if strategy:
-        parser.add_argument("--strategy", help="as for serve")
-    parser.add_argument("--broker", metavar="URL", dest="broker_url", help="as for serve")
-    parser.add_argument("--result-backend", metavar="URL", help="as for serve")
+#: The settings that most commands have as options.
+OPTIONS = ("config", "strategy", "broker", "result_backend")
 
 
 def configure(arguments: argparse.Namespace) -> Config:

@@ -78,7 +78,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], path: Path | None
             places["tls"] = f"environment {_NAME}TLS_{name.upper()}: "
     for name, value in flags.items():
         if value is not None:
-            values[name] = value
+            values[name] = Text(value) if isinstance(value, str) else value
             flag = "broker" if name == "broker_url" else name.replace("_", "-")
             places[name] = f"--{flag}: "
     if flags.get("port") is not None and flags.get("uds") is None:

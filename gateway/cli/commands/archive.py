@@ -9,14 +9,12 @@ from collections.abc import Coroutine
 from contextlib import suppress
 
 from gateway import log
-from gateway.cli import configuration
+from gateway.cli import add_settings, configuration
 from gateway.errors import ConfigError
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    configuration.options(parser)
-    parser.add_argument("--archive-url", metavar="URL", help="postgresql:// or sqlite:///")
-    parser.add_argument("--log-format", choices=("text", "json"), help="text")
+    add_settings(parser, *configuration.OPTIONS, "archive_url", "log_format")
     parser.add_argument("--once", action="store_true", help="end when all is copied")
 
 

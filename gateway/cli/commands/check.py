@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from gateway.cli import checks, configuration
+from gateway.cli import add_settings, checks, configuration
 from gateway.cli.checks import configuration as settings
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import FAIL, Finding, ok, skipped
@@ -19,7 +19,7 @@ from gateway.errors import ConfigError
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    configuration.options(parser)
+    add_settings(parser, *configuration.OPTIONS)
     parser.add_argument(
         "--notify", dest="tell", action="store_true", help="send a test as [notify] says"
     )

@@ -20,7 +20,7 @@ from gateway import audit, log
 from gateway.archive.erasing import LEFT, Erased, erase
 from gateway.archive.reading import reading
 from gateway.backoff import Backoff
-from gateway.cli import configuration, printed, shown, tell
+from gateway.cli import add_settings, configuration, printed, shown, tell
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
@@ -37,7 +37,7 @@ Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
 def options(parser: argparse.ArgumentParser) -> None:
     common = argparse.ArgumentParser(add_help=False)
-    configuration.options(common)
+    add_settings(common, *configuration.OPTIONS)
     wanted = argparse.ArgumentParser(add_help=False)
     for name, part in PARTS.items():
         default = getattr(Filter(), name)

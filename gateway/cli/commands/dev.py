@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gateway.cli import add_settings
 from gateway.cli.local import first_task
 from gateway.cli.local import plan as planned
 from gateway.cli.local.plan import APP, BROKER, EMBEDDED, HERE, RABBITMQ, RESULTS, Plan
@@ -136,10 +137,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "need",
     )
     parser.add_argument("--app", default=APP, help=f"the worker's Celery app ({APP})")
-    parser.add_argument("--port", type=int, help="port to listen on (8000)")
-    parser.add_argument("--admin-port", type=int, help="dashboard, health (9464)")
-    parser.add_argument("--strategy", help="how results are awaited (redis)")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="gateway.toml")
+    add_settings(parser, "port", "admin_port", "strategy", "config")
     parser.add_argument(
         "--reload",
         action="store_true",

@@ -16,7 +16,7 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
 from gateway.amqp.reply_channel import connected_to_any
-from gateway.cli import configuration
+from gateway.cli import add_settings, configuration
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
 from gateway.config.settings import Config
@@ -51,7 +51,7 @@ class Left(NamedTuple):
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    configuration.options(parser, strategy=False)
+    add_settings(parser, "config", "broker", "result_backend")
     parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only listed")
 
 

@@ -50,15 +50,20 @@ def test_a_hangup_waits_before_anything_else_is_loaded(monkeypatch, argv):
         (["serv"], "gateway", "argument COMMAND: invalid choice: 'serv'; did you mean serve?"),
         (["completion", "zhs"], "gateway completion",
          "argument shell: invalid choice: 'zhs'; did you mean zsh?"),
-        (["serve", "--port", "abc"], "gateway serve",
-         "argument --port: has to be a whole number, and not 'abc'; `gateway serve --help` "
-         "lists what there is"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_or_word_names_its_command_and_the_nearest(capsys, argv, usage, words):
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert (ended.value.code, capsys.readouterr().err) == (2, f"{usage}: {words}\n")
+
+
+def test_what_is_wrong_with_options_is_told_together(capsys):
+    assert main(["serve", "--port", "abc", "--timeout", "0"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "gateway: --port: has to be a whole number",
+        "gateway: --timeout: has to be above 0",
+    ]
 
 
 @pytest.mark.parametrize(("package", "version"), [("redis", "5.2.1"), ("pydantic", "1.10.27")])
