@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shlex
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -77,7 +76,7 @@ class Plan:
 def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: Path) -> Plan:
     """Decide what to start; without a file, one for the demo is written to `directory`.
 
-    Where the routes need another broker, raises `ConfigError` with the command to type instead.
+    Where the routes need another broker, raises `ConfigError` with the options to add.
     """
     path, demo = _file(arguments, environ, directory)
     asked = arguments.broker or environ.get(BROKER) or ""
@@ -94,36 +93,22 @@ def make(arguments: argparse.Namespace, environ: Mapping[str, str], directory: P
     except ConfigError as exc:
         plan.config = plan.load(_AMQP)  # raises the problems that have another cause
         if asked or not _rabbitmq_is_installed():
-            raise ConfigError([*exc.problems, _remedy(arguments)]) from exc
+            raise ConfigError([*exc.problems, _remedy()]) from exc
         # The remedies are left out, as an AMQP broker is started.
         places = (problem.rpartition(": ")[0] for problem in exc.problems)
         plan.broker, plan.why = RABBITMQ, ", ".join(places)
     return plan
 
 
-def _remedy(arguments: argparse.Namespace) -> str:
-    """Return a sentence with the command for a broker that confirms messages."""
-    given = _words(arguments)
-    words = shlex.join([*given, "--broker", RABBITMQ])
-    text = f'type: gateway dev {words}   (or: make run ARGS="{words}")'
+def _remedy() -> str:
+    """Return a sentence with the options for a broker that confirms messages."""
     if _rabbitmq_is_installed():
-        return text
-    other = shlex.join([*given, "--broker", "amqp://USER:PASSWORD@HOST//"])
+        return f"type the same command with --broker {RABBITMQ}"
     return (
-        "RabbitMQ is not installed here (Debian: apt install rabbitmq-server); once it is, "
-        f"{text}. With one that runs elsewhere: gateway dev {other}"
+        "RabbitMQ is not installed here (Debian: apt install rabbitmq-server); once it is, type "
+        f"the same command with --broker {RABBITMQ}, or with that of one which runs elsewhere: "
+        "--broker amqp://USER:PASSWORD@HOST//"
     )
-
-
-def _words(arguments: argparse.Namespace) -> list[str]:
-    words = []
-    for name, usual in (
-        ("app", APP), ("config", None), ("strategy", None), ("port", None), ("admin_port", None)
-    ):  # fmt: skip
-        value = getattr(arguments, name)
-        if value != usual:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return [*words, "--reload"] if arguments.reload else words
 
 
 def _rabbitmq_is_installed() -> bool:
