@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlsplit
@@ -37,9 +37,6 @@ from gateway.sources.base import Options, listed
 #: The most bytes of a refused request in the journal.
 REFUSED_BYTES = 64 * 1024
 
-# The beginning of a Location header: printable ASCII, no query, no slash at the end.
-_PUBLIC_URL = re.compile(r"https?://(?:(?![?#])[!-~])+(?<!/)").fullmatch
-
 
 def _strategy(name: str) -> str:
     if name not in STRATEGIES:
@@ -66,6 +63,37 @@ def _share(value: Any) -> float:
     raise ValueError("has to be true, false, or a share of all requests such as 0.01")
 
 
+def _no_text(url: Any) -> Any:
+    """Return None for an empty text, as a variable has it."""
+    return None if url == "" else url
+
+
+def _url(check: Callable[[str], None]) -> AfterValidator:
+    def checked(url: SecretStr) -> SecretStr:
+        check(url.get_secret_value())
+        return url
+
+    return AfterValidator(checked)
+
+
+def _network(text: str) -> str:
+    ip_network(text := text.strip())
+    return text
+
+
+_Store = Annotated[Annotated[SecretStr, _url(urls.check_store)] | None, BeforeValidator(_no_text)]
+_Archive = Annotated[
+    Annotated[SecretStr, _url(urls.check_archive)] | None, BeforeValidator(_no_text)
+]
+# The beginning of a Location header: printable ASCII, no query, no slash at the end.
+_PublicURL = Annotated[
+    str,
+    matching(
+        r"https?://(?:(?![?#])[!-~])+(?<!/)",
+        "begins with https:// or http://, ends without a slash, and has no query; letters that are "
+        "not ASCII are written as senders write them: xn--... in the host, %.. in the path",
+    ),
+]
 StrategyName = Annotated[str, AfterValidator(_strategy)]
 
 _header = matching(r"[A-Za-z0-9-]+", "has to be the name of a header")
@@ -82,7 +110,7 @@ class Config(Model):
     """amqp:// or amqps://; the URLs of a list (in a variable: separated by `;`) are tried in turn.
     `?heartbeat=10` is for how many seconds the broker may be silent before it is given up, twice
     over; 0: for ever, unless a confirm is missing. redis:// only for trying out"""
-    result_backend: SecretStr | None = SecretStr("redis://127.0.0.1:6379/0")
+    result_backend: _Store = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// or `sentinel://host:26379/0;sentinel://...?master_name=NAME`; may be
     empty with `pika`"""
     sentinel_username: str | None = None
@@ -97,7 +125,7 @@ class Config(Model):
     """seconds that workers keep a result (Celery's `result_expires`). It is also the life of a
     result's URL, and of a claim whose task has not ended. It has to be above your longest task. The
     app server reads only `GATEWAY_RESULT_EXPIRES`, so set it there"""
-    state_url: SecretStr | None = None
+    state_url: _Store = None
     """(default: `result_backend`) the Redis that holds claims and the journal: redis://, rediss://
     or sentinel://, or any node of a Redis Cluster, which says itself that it is one
     ([Redis Cluster](configuration.md#redis-cluster))"""
@@ -123,7 +151,7 @@ class Config(Model):
     """how many bytes of deliveries to keep at most"""
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
     """for how long to keep a delivery"""
-    archive_url: SecretStr | None = None
+    archive_url: _Archive = None
     """(default: none) the database to which `gateway archive` copies the journal:
     `postgresql://user:password@host/name` or `sqlite:///file.db` ([archive.md](archive.md)); it
     needs the extra `archive`"""
@@ -163,7 +191,7 @@ class Config(Model):
     them, by OTLP over HTTP; it is shown, so a token goes into `OTEL_EXPORTER_OTLP_HEADERS`"""
     trace_service: str | None = Field(None, min_length=1)
     """(default: OpenTelemetry's variable, or `celery-gateway`) the service's name in traces"""
-    public_url: str | None = None
+    public_url: _PublicURL | None = None
     """the part of the URL before the path, as senders see it: `https://hooks.example.com`, in ASCII
     (`xn--...`). It is needed for result URLs and for schemes that sign the URL"""
     secret_key: SecretStr | None = Field(None, min_length=16)
@@ -222,7 +250,7 @@ class Config(Model):
     """seconds that draining waits for requests in flight"""
     backlog: int = Field(4_096, ge=1, le=65_535)
     """connections that wait to be accepted"""
-    trusted_proxies: list[str] = ["127.0.0.1", "::1"]
+    trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = ["127.0.0.1", "::1"]
     """addresses and networks of proxies whose X-Forwarded-For is used; in a variable separated by
     `,`"""
     log_format: Literal["text", "json"] = "text"
@@ -243,17 +271,6 @@ class Config(Model):
             urls.check_broker(url.get_secret_value())
         return brokers
 
-    @field_validator("public_url")
-    @classmethod
-    def _printable(cls, url: str | None) -> str | None:
-        if url is not None and not _PUBLIC_URL(url):
-            raise ValueError(
-                "begins with https:// or http://, ends without a slash, and has no query; letters "
-                "that are not ASCII are written as senders write them: xn--... in the host, %.. "
-                "in the path"
-            )
-        return url
-
     @field_validator("trace_endpoint")
     @classmethod
     def _collector(cls, url: str | None) -> str | None:
@@ -265,33 +282,6 @@ class Config(Model):
             where = "a token goes into OTEL_EXPORTER_OTLP_HEADERS"
             raise ValueError(f"may not have a user, a query or a fragment, as it is shown; {where}")
         return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
-
-    @field_validator("archive_url")
-    @classmethod
-    def _database(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None:
-            urls.check_archive(url.get_secret_value())
-        return url
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _networks(cls, texts: list[str]) -> list[str]:
-        texts = [text.strip() for text in texts]
-        for text in texts:
-            ip_network(text)
-        return texts
-
-    @field_validator("archive_url", "result_backend", "state_url", mode="before")
-    @classmethod
-    def _none(cls, url: Any) -> Any:
-        return None if url == "" else url
-
-    @field_validator("result_backend", "state_url")
-    @classmethod
-    def _store(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None:
-            urls.check_store(url.get_secret_value())
-        return url
 
     @field_validator("sources", mode="before")
     @classmethod
