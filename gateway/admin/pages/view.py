@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
 from pydantic import SecretStr
-from tornado.web import HTTPError
+from tornado.web import HTTPError, create_signed_value, decode_signed_value
 
 from gateway import __version__
 from gateway.admin.api.guarded import Guarded
@@ -132,12 +131,6 @@ def _static(name: str) -> tuple[bytes, str]:
     return content, hashlib.sha256(content).hexdigest()[:16]
 
 
-def session(token: SecretStr, expires: int) -> str:
-    """Return the cookie of a browser that has sent the `token`, valid until `expires` (epoch)."""
-    key = token.get_secret_value().encode()
-    return f"{expires}.{hmac.digest(key, b'page %d' % expires, hashlib.sha256).hex()}"
-
-
 class View(Guarded):
     """One page: a subclass says what its template shows.
 
@@ -218,12 +211,9 @@ class View(Guarded):
         super().prepare()
 
     def authorized(self, token: SecretStr) -> bool:
-        cookie = self.get_cookie(_COOKIE) or ""
-        expires = cookie.partition(".")[0]
-        known = expires.isdecimal() and len(expires) < 12 and int(expires) > time()
-        if known and hmac.compare_digest(cookie.encode(), session(token, int(expires)).encode()):
-            return True
-        return super().authorized(token)
+        key, cookie = token.get_secret_value(), self.get_cookie(_COOKIE)
+        signed = decode_signed_value(key, _COOKIE, cookie, SESSION / 86_400, min_version=2)
+        return signed is not None or super().authorized(token)
 
     @property
     def live(self) -> bool:
@@ -305,7 +295,7 @@ class Session(View):
     async def act(self, *path: str) -> None:
         token = self.config.admin_token
         if token is not None:
-            cookie = session(token, int(time()) + SESSION)
+            cookie = create_signed_value(token.get_secret_value(), _COOKIE, "")
             self.set_cookie(_COOKIE, cookie, max_age=SESSION, httponly=True, samesite="Lax")
         self.set_status(204)
 
