@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -71,7 +71,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--yes", action="store_true", help="do not ask before a filter's replay")
     text = "also those that an interrupted replay, or another try, may have run"
     add("--again", action="store_true", help=text)
-    add("--rate", metavar="N", type=_positive, help="at most so many a second")
+    add("--rate", metavar="N", type=_rate, help="at most so many a second")
     text = "for which results are waited for (10)"
     add("--wait", metavar="SECONDS", type=_seconds, default=10.0, help=text)
     add("--json", **lines)
@@ -130,30 +130,22 @@ def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return argument
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text}: is not a number above 0")
-    return int(text)
+def _checked(kind: type, fits: Callable[[Any], object], what: str) -> Callable[[str], Any]:
+    """Return a function for argparse, which reads what `fits`."""
+
+    def argument(text: str) -> Any:
+        with suppress(ValueError):
+            if fits(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"{text}: is not {what}")
+
+    return argument
 
 
-def _position(text: str) -> str:
-    if not re.fullmatch(POSITION, text):
-        raise argparse.ArgumentTypeError(f"{text}: is not what a page before has printed")
-    return text
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: is not a number of seconds from 0 on")
-    return seconds
-
-
-def _positive(text: str) -> float:
-    rate = float(text)
-    if not 0 < rate < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: is not a number above 0")
-    return rate
+_position = _checked(str, re.compile(POSITION).fullmatch, "what a page before has printed")
+_number = _checked(int, lambda number: number > 0, "a number above 0")
+_rate = _checked(float, lambda rate: 0 < rate < 1e6, "a number above 0")
+_seconds = _checked(float, lambda time: 0 <= time < 1e6, "a number of seconds from 0 on")
 
 
 def _filter(arguments: argparse.Namespace) -> Filter:
