@@ -171,6 +171,10 @@ class Guarded(RequestHandler):
         elif isinstance(error, HTTPError):
             kind, detail = "bad-request", error.log_message or error.reason or "malformed"
         self.set_status(status)
+        self.tell(status, kind, detail)
+
+    def tell(self, status: int, kind: str, detail: str) -> None:
+        """Answer with an error."""
         self.set_header("Content-Type", "application/problem+json")
         problem = Problem(
             type=f"urn:celery-gateway:{kind}",

@@ -255,18 +255,8 @@ class View(Guarded):
             "view": self,
         }  # fmt: skip
 
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        error = kwargs.get("exc_info", (None, None))[1]
-        status, detail = status_code, getattr(error, "log_message", None) or ""
-        if isinstance(error, APIError):
-            status, detail = error.status, str(error)
-        elif status == 500:
-            detail = "The gateway's log has more."
-        self.set_status(status)
-        if status == 405:
-            self.set_header("Allow", self.allowed)
+    def tell(self, status: int, kind: str, detail: str) -> None:
         if self.request.method == "POST":
-            kind = error.type if isinstance(error, APIError) else ""
             self.finish({"type": kind, "detail": detail})
             return
         self.ranged = False  # its links have the query, which may be what is wrong

@@ -201,6 +201,4 @@ class Forwarder:
             answer = await self._api.client.fetch(asked, raise_error=False)
         except NO_ANSWER as exc:
             return 0, f"no answer: {exc or type(exc).__name__}"
-        if answer.code == 599:
-            return 0, f"no answer: {answer.error}"
         return answer.code, str(answer.code)
