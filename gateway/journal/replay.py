@@ -114,17 +114,6 @@ def aimed(config: Config, entry: Entry) -> Entry:
     return replace(entry, task=route.task, queue=queue, options=options)
 
 
-def unsendable(config: Config, entry: Entry) -> str:
-    """Return why a delivery, which has its call, would not be published again; "": it would."""
-    if entry.unsendable:
-        return f"cannot be replayed as it was: {entry.unsendable}"
-    try:
-        aimed(config, entry)
-    except NotFound as exc:
-        return f"not taken: {exc}"
-    return ""
-
-
 def uneditable(config: Config, entry: Entry) -> str:
     """Return why a delivery cannot be published with another call; "": it can."""
     if any(route.redact for route in config.routes if route.path == entry.path):
@@ -348,6 +337,21 @@ async def superseded(reader: Reader, chosen: Sequence[Entry]) -> dict[str, Entry
                     best[entry.identity] = entry
     others = {entry.id: best.get(entry.identity, entry) for entry in chosen}
     return {key: other for key, other in others.items() if other.id != key}
+
+
+async def refusals(config: Config, reader: Reader, chosen: Sequence[Entry]) -> dict[str, str]:
+    """Return by id those of the `chosen` deliveries that cannot be published again, and why."""
+    found = {}
+    for each in chosen:
+        entry = await reader.get(each.id)  # with its call
+        try:
+            if entry is not None and entry.unsendable:
+                found[each.id] = f"cannot be replayed as it was: {entry.unsendable}"
+            elif entry is not None:
+                aimed(config, entry)
+        except NotFound as exc:
+            found[each.id] = f"not taken: {exc}"
+    return found
 
 
 def because_of(other: Entry) -> str:

@@ -176,6 +176,10 @@ def test_a_redacted_delivery_is_not_replayed(servers, gateway, tmp_path, capsys)
     assert code == 0 and delivery not in out
     assert f"{delivery} cannot be replayed as it was: header:x-national-id, json:/" in err
     assert err.endswith("\n0 would be replayed\n")
+    asked = f"{gateway.admin_url}/api/replays?state=succeeded&dry_run=true"
+    told = json.loads(fetch(asked, method="POST", body=b"").body)
+    assert delivery in {each["delivery_id"] for each in told["replayed"] if each["problem"]}
+    assert delivery not in told["would_be"]
     code, out, _ = servers.deliveries(capsys, "replay", delivery)
     assert code == 1
     assert out.startswith(f"{delivery} cannot be replayed as it was: header:x-national-id, json:/")

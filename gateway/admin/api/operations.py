@@ -22,7 +22,7 @@ from gateway.history.history import ALL, OTHERS, History
 from gateway.journal.entry import Entry
 from gateway.journal.filter import Filter, read_until
 from gateway.journal.reading import Reader
-from gateway.journal.replay import because_of, choose, replaying
+from gateway.journal.replay import because_of, choose, refusals, replaying
 from gateway.journal.store import JournalStore
 
 #: Seconds for which the journal is looked through at once.
@@ -104,16 +104,24 @@ async def replay_deliveries(config: Config, wanted: schema.ReplaysWanted) -> sch
         raise APIError(400, "bad-request", "say which: give at least one filter, such as state")
     async with JournalStore.opened(config) as store:
         found, others = await choose(store, chosen, wanted.again, wanted.after, wanted.to)
-    # Nobody waits longer than a minute for an answer.
-    most = wanted.limit if wanted.rate is None else max(int(60 * wanted.rate), 1)
-    now = found[: min(most, wanted.limit)]
-    replayed = [] if wanted.dry_run else await _replay(config, now, wanted.again, wanted.rate)
-    done = len(now) if wanted.dry_run else len(replayed)
-    if wanted.rate and replayed and len(found) > done:
-        await asyncio.sleep(1 / wanted.rate)  # as the next request may follow at once
+        # Nobody waits longer than a minute for an answer.
+        most = wanted.limit if wanted.rate is None else max(int(60 * wanted.rate), 1)
+        now = found[: min(most, wanted.limit)]
+        refused = await refusals(config, store, now) if wanted.dry_run else {}
+    if wanted.dry_run:
+        replayed = [
+            schema.Replayed(delivery_id=delivery_id, task_id="", problem=why)
+            for delivery_id, why in refused.items()
+        ]
+        done = len(now)
+    else:
+        replayed = await _replay(config, now, wanted.again, wanted.rate)
+        done = len(replayed)
+        if wanted.rate and replayed and len(found) > done:
+            await asyncio.sleep(1 / wanted.rate)  # as the next request may follow at once
     return schema.Replays(
         replayed=replayed,
-        would_be=[entry.id for entry in now] if wanted.dry_run else [],
+        would_be=[entry.id for entry in now if entry.id not in refused] if wanted.dry_run else [],
         left_out=schema.Replays.others(others),
         left=len(found) - done,
         next=now[done - 1].position if done and len(found) > done else None,

@@ -253,7 +253,7 @@ class LeftOut(BaseModel):
 class Replays(BaseModel):
     """What was replayed, what would be (`dry_run`), and how many are left for the next request."""
 
-    replayed: list[Replayed]
+    replayed: list[Replayed] = Field(description="with `dry_run`: those that cannot be, and why")
     would_be: list[str]
     left_out: list[LeftOut]
     left: int

@@ -25,7 +25,7 @@ from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
 from gateway.journal.filter import PARTS, Filter, read_group, read_until
-from gateway.journal.replay import choose, outcomes, replaying, unsendable
+from gateway.journal.replay import choose, outcomes, refusals, replaying
 from gateway.journal.store import POSITION, JournalStore
 from gateway.outcome import SUCCESS
 
@@ -247,7 +247,15 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         if twice := _twice(left):
             print(twice, file=sys.stderr)
         if arguments.dry_run:
-            await _would_replay(store, config, left, arguments)
+            refused = await refusals(config, store, left)
+            for delivery_id, why in refused.items():
+                print(shown(f"{delivery_id} {why}"), file=sys.stderr)
+            if not arguments.json:
+                print(printed.HEAD)
+            left = [entry for entry in left if entry.id not in refused]
+            for entry in left:
+                print(printed.line(entry, arguments.json))
+            print(f"{len(left)} would be replayed", file=sys.stderr)
             return 0
         code = 1 if named and others else 0
         if not left:
@@ -259,23 +267,6 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         filters = {k: getattr(arguments, k) for k in PARTS if getattr(arguments, k)}
         audit.note(audit.REPLAY, _who(), ids=arguments.ids or None, **filters)
         return await _publish(config, left, arguments) or code
-
-
-async def _would_replay(
-    store: JournalStore, config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace
-) -> None:
-    """List the deliveries that would be replayed, and say of the others why they would not."""
-    number = 0
-    if not arguments.json:
-        print(printed.HEAD)
-    for entry in chosen:
-        whole = await store.get(entry.id)  # with its call
-        if whole is not None and (why := unsendable(config, whole)):
-            print(shown(f"{entry.id} {why}"), file=sys.stderr)
-        elif whole is not None:
-            number += 1
-            print(printed.line(entry, arguments.json))
-    print(f"{number} would be replayed", file=sys.stderr)
 
 
 async def _groups(arguments: argparse.Namespace, config: Config) -> int:
