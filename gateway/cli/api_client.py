@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import codecs
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.httputil import HTTPInputError
-from tornado.iostream import StreamClosedError
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from gateway.cli.outgoing import without_account
@@ -20,8 +17,7 @@ from gateway.errors import GatewayError
 TIMEOUT = 30.0  # seconds for an answer
 #: Errors of a request that has no answer.
 NO_ANSWER = (HTTPClientError, HTTPInputError, OSError, ValueError)
-_PAGE = 100
-_SILENCE = 45.0  # seconds; the gateway says something every 15 s
+_PAGE = 100  # deliveries of an answer
 
 
 class Refused(GatewayError):
@@ -44,65 +40,10 @@ class API:
         self.client.close()
 
     async def get(self, path: str, **query: Any) -> Any:
-        answer = await self._fetch(self._request(path, query))
-        try:
-            return json.loads(answer.body)
-        except ValueError as exc:
-            raise Refused(
-                f"{self._shown}: this is not a gateway's admin port; correct --admin"
-            ) from exc
-
-    async def kept(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the kept deliveries that `query` takes, the oldest first."""
-        found: list[dict[str, Any]] = []
-        before = ""
-        while True:
-            page = await self.get("deliveries", **query, limit=_PAGE, before=before)
-            found += page["deliveries"]
-            if page["next"] is None:
-                return found[::-1]
-            before = page["next"]
-
-    async def changes(self, query: Mapping[str, str]) -> AsyncGenerator[tuple[str, Any], None]:
-        """Yield each event's type and data: ``ready`` with the gateway's time is the first."""
-        # Its error has a reason, unlike that of a stream.
-        await self.get("deliveries", **query, limit=1)
-        chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-        left = False
-
-        def on_chunk(chunk: bytes) -> None:
-            if left:
-                raise StreamClosedError  # which closes the connection
-            chunks.put_nowait(chunk)
-
-        asked = self._request("changes", query, request_timeout=0)
-        asked.streaming_callback = on_chunk
-        answer = asyncio.ensure_future(self._fetch(asked))
-        answer.add_done_callback(lambda _: chunks.put_nowait(None))
-        decode = codecs.getincrementaldecoder("utf-8")().decode
-        text = ""
-        try:
-            while (chunk := await asyncio.wait_for(chunks.get(), _SILENCE)) is not None:
-                *events, text = (text + decode(chunk)).split("\n\n")
-                for event in events:
-                    fields = dict(line.partition(": ")[::2] for line in event.split("\n"))
-                    if kind := fields.get("event"):
-                        data = fields["data"]
-                        yield kind, json.loads(data) if kind == "delivery" else data
-            await answer
-            raise GatewayError(f"{self._shown}: the stream of changes has ended")
-        except TimeoutError as exc:
-            raise GatewayError(f"{self._shown}: no answer") from exc
-        finally:
-            left = True
-            answer.cancel()
-
-    def _request(self, path: str, query: Mapping[str, Any], **more: Any) -> HTTPRequest:
         url = f"{self._url}/api/{path}?{urlencode(query)}"
-        timeouts = {"connect_timeout": TIMEOUT, "request_timeout": TIMEOUT, **more}
-        return HTTPRequest(url, headers=dict(self._headers), **timeouts)
-
-    async def _fetch(self, asked: HTTPRequest) -> HTTPResponse:
+        asked = HTTPRequest(
+            url, headers=self._headers, connect_timeout=TIMEOUT, request_timeout=TIMEOUT
+        )
         try:
             answer = await self.client.fetch(asked, raise_error=False)
         except NO_ANSWER as exc:
@@ -111,7 +52,28 @@ class API:
         if answer.code != 200:
             refused = Refused if 400 <= answer.code < 500 else GatewayError
             raise refused(f"{self._shown}: {_reason(answer)}")
-        return answer
+        try:
+            return json.loads(answer.body)
+        except ValueError as exc:
+            raise Refused(
+                f"{self._shown}: this is not a gateway's admin port; correct --admin"
+            ) from exc
+
+    async def kept(
+        self, query: Mapping[str, str], known: Container[str] = ()
+    ) -> list[dict[str, Any]]:
+        """Return the kept deliveries that `query` takes, the oldest first.
+
+        Those with `known` ids are left out, and what is older than the page of the first of them.
+        """
+        found: list[dict[str, Any]] = []
+        before: str | None = ""
+        while before is not None:
+            page = await self.get("deliveries", **query, limit=_PAGE, before=before)
+            new = [each for each in page["deliveries"] if each["id"] not in known]
+            found += new
+            before = page["next"] if len(new) == len(page["deliveries"]) else None
+        return found[::-1]
 
 
 def _reason(answer: HTTPResponse) -> str:

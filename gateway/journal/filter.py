@@ -56,7 +56,7 @@ class Filter:
             and (not self.identities or entry.identity in self.identities)
             and (not self.route or glob(self.route)(entry.path))
             and (not self.source or glob(self.source)(delivery["source"]))
-            and (not self.event or any(map(glob(self.event), _events(delivery["event"]))))
+            and (not self.event or any(map(glob(self.event), events_of(delivery["event"]))))
             and (not self.group or self._has_group(entry))
             and (not self.text or self._has_text(entry))
         )
@@ -78,7 +78,7 @@ class Filter:
 ALL = Filter()
 
 
-def _events(event: str) -> list[str]:
+def events_of(event: str) -> list[str]:
     """Return an event as it is, and the events of a batch, which are joined by commas."""
     return [event, *event.split(",")]
 

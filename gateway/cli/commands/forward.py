@@ -7,9 +7,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Mapping
-from contextlib import aclosing
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,9 +19,10 @@ from gateway.cli import shown, tell
 from gateway.cli.api_client import API, NO_ANSWER, TIMEOUT, Refused
 from gateway.cli.outgoing import checked_url, without_account
 from gateway.clock import monotonic
+from gateway.config.pointers import glob
 from gateway.errors import GatewayError
 from gateway.journal.entry import Original
-from gateway.journal.filter import PARTS
+from gateway.journal.filter import PARTS, events_of
 from gateway.sources.reading import read_query
 
 ADMIN = "http://127.0.0.1:9464"
@@ -34,8 +33,7 @@ _OWN = {
     "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization",
     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
 }  # fmt: skip
-#: By how much the clocks of gateways and of the journal's Redis may differ.
-_CLOCKS = timedelta(minutes=1)
+EVERY = 0.5  # seconds between two looks for what has come
 
 _is_name = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _is_value = re.compile(r"[^\0\r\n]*").fullmatch
@@ -96,60 +94,60 @@ def original(delivery: Mapping[str, Any]) -> Original | None:
     return None if request.raw is None else request
 
 
+def _is_wanted(delivery: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    """Tell whether a delivery fits the filters, as the API reads them."""
+    values = {name: [delivery[name]] for name in wanted} | {"event": events_of(delivery["event"])}
+    return all(any(map(glob(pattern), values[name])) for name, pattern in wanted.items())
+
+
 class Forwarder:
     """Sends deliveries to a URL, each once, and prints a line for each."""
 
     def __init__(self, api: API, to: str):
         self._api = api
         self._to = to
-        self._sent: dict[str, None] = {}
-        self._begun = ""  # what was received before that is not sent; both in ISO 8601
-        self._last = ""  # when the newest one was received
+        #: The ids of the last ones that were sent, or are not to be.
+        self._known: dict[str, None] = {}
 
     async def follow(self, wanted: dict[str, str], since: str) -> None:
         """Send what was kept `since`, if that is given, and then what comes, for ever.
 
         What came while the gateway did not answer is sent later.
         """
-        backoff = Backoff()
+        backoff, begun = Backoff(), False
         while True:
             try:
-                async with aclosing(self._api.changes(wanted)) as changes:
-                    async for kind, data in changes:
-                        if kind == "delivery":
-                            await self._send_new(data)
-                            continue
-                        if kind == "ready":
-                            backoff.reset()
-                            self._begin(data, since)
-                        for kept in await self._api.kept({**wanted, "since": self._from(since)}):
-                            await self._send_new(kept)
+                if not begun:
+                    # Without filters, so that few are looked at again and again.
+                    page = await self._api.get("deliveries")
+                    first = await self._api.kept({**wanted, "since": since or "0s"})
+                    self._note(each["id"] for each in page["deliveries"])
+                    where = without_account(self._to)
+                    print(f"waiting for deliveries; they go to {where}", flush=True)
+                    begun = True
+                    for each in first if since else ():
+                        await self._send_new(each)
+                for each in await self._api.kept({}, self._known):
+                    self._note([each["id"]])
+                    if _is_wanted(each, wanted):
+                        await self._send_new(each)
+                backoff.reset()
+                await asyncio.sleep(EVERY)
             except Refused:
                 raise
             except GatewayError as exc:
                 tell(f"{exc}; trying again")
                 await asyncio.sleep(backoff.next())
 
-    def _begin(self, now: str, since: str) -> None:
-        """Take the gateway's time, with which what it receives is compared."""
-        if not self._last:
-            self._last = now
-            self._begun = "" if since else now
-            print(f"waiting for deliveries; they go to {without_account(self._to)}", flush=True)
-
-    def _from(self, since: str) -> str:
-        """Return the time since which kept deliveries are sent if they were not sent yet."""
-        if since and not self._sent:
-            return since
-        # The journal has its own clock.
-        return (datetime.fromisoformat(self._last) - _CLOCKS).isoformat()
+    def _note(self, ids: Iterable[str]) -> None:
+        self._known.update(dict.fromkeys(ids))
+        while len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
 
     async def _send_new(self, delivery: Mapping[str, Any]) -> None:
-        """Send a delivery unless it was sent, or received before the beginning."""
-        delivery_id, received = delivery["id"], delivery["received_at"]
-        if delivery_id in self._sent or received < self._begun or delivery["request"]:
-            return
-        backoff, settled = Backoff(), False
+        """Send a delivery, also if the gateway is away meanwhile; a refused request is none."""
+        delivery_id, backoff, settled = delivery["id"], Backoff(), bool(delivery["request"])
+        self._note([delivery_id])
         while not settled:
             try:
                 await self.send(delivery_id)
@@ -160,10 +158,6 @@ class Forwarder:
             except GatewayError as exc:
                 tell(f"{exc}; trying again")
                 await asyncio.sleep(backoff.next())
-        self._last = max(self._last, received)
-        self._sent[delivery_id] = None
-        if len(self._sent) > _KNOWN:
-            del self._sent[next(iter(self._sent))]
 
     async def send(self, delivery_id: str) -> bool:
         """Send a delivery; return whether the server has answered with a 2xx."""
