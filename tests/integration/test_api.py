@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlencode
@@ -16,16 +14,13 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from gateway.admin.api import changes
 from gateway.nesting import MAX_LEVELS
 from gateway.stack.server import poll
-from tests.integration.deliveries import URLS, Servers, answered, gather, keyed, run, send
+from tests.integration.deliveries import URLS, Servers, answered, keyed, run, send
 from tests.support.config import route
-from tests.support.http_client import Connection, request
 from tests.support.redis_kinds import account
 from tests.support.requests import fetch
 from tests.support.stack import Server
-from tests.support.waiting import eventually
 
 TOKEN = "of-these-tests-only"
 CONFIG = (
@@ -157,11 +152,10 @@ def test_what_is_not_there_is_told(gateway, servers):
     refused = ask(gateway, "deliveries", "POST")
     assert problem(refused)[:2] == (405, "method-not-allowed")
     assert refused[1]["allow"] == "GET"
-    for path, method in (("changes", "POST"), ("openapi.json", "DELETE"), ("replays", "GET")):
+    for path, method in (("openapi.json", "DELETE"), ("replays", "GET")):
         assert problem(ask(gateway, path, method))[:2] == (405, "method-not-allowed")
     without = servers.gateway("redis", CONFIG.replace("journal = 1000", ""))
-    for path in ("deliveries", "changes"):
-        assert problem(ask(without, path))[:2] == (404, "no-journal")
+    assert problem(ask(without, "deliveries"))[:2] == (404, "no-journal")
     assert "Nothing is counted" in page(without, "failures")
 
 
@@ -413,7 +407,6 @@ def test_the_document_is_valid_and_has_each_operation(gateway):
         "/api/deliveries/{id}": {"get"},
         "/api/deliveries/{id}/replay": {"post"},
         "/api/replays": {"post"},
-        "/api/changes": {"get"},
         "/api/failures": {"get"},
         **{f"/api/failures/{{id}}/{name}": {"post"} for name in ("mute", "resolve", "replay")},
         "/api/notify/test": {"post"},
@@ -422,113 +415,9 @@ def test_the_document_is_valid_and_has_each_operation(gateway):
     }
 
 
-# Changes --------------------------------------------------------------------------------
-
-
-async def events(server: Server, target: str) -> AsyncIterator[tuple[str, str]]:
-    """Yield the type and the data of each event, the first one when nothing is missed."""
-    async with await Connection.open(server.admin_port) as connection:
-        connection.send(request(b"", f"/api/{target}", method="GET", host="localhost"))
-        head = await connection.reader.readuntil(b"\r\n\r\n")
-        assert b" 200 " in head and b"text/event-stream" in head
-        while True:
-            (size,) = (await connection.reader.readline()).split()
-            if int(size, 16) == 0:
-                return
-            chunk = (await connection.reader.readexactly(int(size, 16) + 2)).decode()
-            for event in chunk.strip().split("\n\n"):
-                fields = dict(line.partition(": ")[::2] for line in event.split("\n"))
-                yield fields.get("event", ""), fields.get("data", "")
-
-
-async def following(
-    server: Server, target: str, then: Callable[[], Any], number: int
-) -> list[tuple[str, str]]:
-    """Return `number` events that come after `then` was called."""
-    found = []
-    async with asyncio.timeout(60):
-        stream = events(server, target)
-        await anext(stream)
-        await asyncio.to_thread(then)
-        async for kind, data in stream:
-            if kind:
-                found.append((kind, data))
-            if len(found) >= number:
-                break
-        await stream.aclose()
-    return found
-
-
-def test_changes_are_told(gateway):
-    def act() -> None:
-        assert answered(gateway, "/wait", "not wanted") == [200]
-        assert answered(gateway, "/wait?seconds=no", "wanted") == [502]
-
-    ((kind, data),) = run(following(gateway, "changes?state=failed", act, 1))
-    assert kind == "delivery" and json.loads(data)["state"] == "failed"
-
-
-async def test_more_changes_than_can_be_told_are_counted(gateway):
-    def act() -> None:
-        bodies = [f"many-{n}" for n in range(6 * changes.MOST)]
-        assert set(answered(gateway, "/wait", *bodies)) == {200}
-
-    async with asyncio.timeout(60):
-        stream = events(gateway, "changes")
-        assert (await anext(stream))[0] == "ready"
-        # It is a matter of time whether so many change within one look.
-        while True:
-            acting = asyncio.create_task(asyncio.to_thread(act))
-            told = [await anext(stream) for _ in range(changes.MOST)]
-            await acting
-            if any(kind == "missed" and int(data) > 0 for kind, data in told):
-                break
-        await stream.aclose()
-
-
-async def test_streams_are_bounded_and_end_with_their_clients(servers):
-    gateway = servers.gateway("redis", CONFIG)
-    await following(gateway, "changes", lambda: answered(gateway, "/wait", "first"), 1)
-    before = gateway.descriptors()
-
-    async def opened() -> AsyncIterator[tuple[str, str]]:
-        while True:
-            stream = events(gateway, "changes")
-            try:
-                await anext(stream)
-                return stream
-            except AssertionError:  # the one before is still being closed
-                await asyncio.sleep(0.05)
-
-    for _ in range(3):
-        async with asyncio.timeout(30):
-            streams = await gather(*(opened() for _ in range(changes.STREAMS)))
-        refused = await asyncio.to_thread(ask, gateway, "changes")
-        health = await asyncio.to_thread(ask, gateway, "deliveries")
-        for stream in streams:
-            await stream.aclose()
-        assert [refused[0], health[0]] == [503, 200]
-    # Less than one of three is left open: the gateway itself may have opened others meanwhile.
-    await eventually(lambda: gateway.descriptors() < before + changes.STREAMS)
-
-
-async def test_an_open_stream_does_not_hold_up_the_end(servers):
-    gateway = servers.gateway("redis", CONFIG)
-
-    async with asyncio.timeout(60):
-        stream = events(gateway, "changes")
-        await anext(stream)
-        await asyncio.to_thread(gateway.stop)
-        with pytest.raises((StopAsyncIteration, ConnectionError, ValueError)):
-            await anext(stream)
-    said = gateway.output()
-    assert said.splitlines()[-1].endswith("stopped") and "Traceback" not in said
-
-
 def test_a_redis_that_is_away_is_told(stack, start, servers, tmp_path):
     state = start(stack.redis)
     gateway = servers.gateway("redis", f'state_url = "{state.url}"\n{CONFIG}')
     with state.frozen():
-        for path in ("deliveries", "changes"):
-            assert problem(ask(gateway, path))[:2] == (503, "unavailable")
+        assert problem(ask(gateway, "deliveries"))[:2] == (503, "unavailable")
     assert ask(gateway, "deliveries")[0] == 200

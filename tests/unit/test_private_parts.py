@@ -49,7 +49,6 @@ USED = {
         "tornado.http1connection:HTTP1Connection._disconnect_on_finish",
     ],
     "gateway/admin/pages/view.py": ["tornado.web:RequestHandler._finished"],
-    "gateway/admin/api/changes.py": ["tornado.web:RequestHandler._headers_written"],
 }
 
 PACKAGES = ("gateway", "appserver")

@@ -1,4 +1,4 @@
-"""Serve the API: its operations, its stream of changes, and the document that describes it."""
+"""Serve the API: its operations, and the document that describes it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pydantic.json_schema import models_json_schema
 from tornado.web import HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.api.changes import Changes
 from gateway.admin.api.guarded import Guarded
-from gateway.admin.api.operations import CHANGES, DOCUMENT, OPERATIONS, APIError, Operation
-from gateway.admin.api.schema import Delivery, Problem, Selected
+from gateway.admin.api.operations import DOCUMENT, OPERATIONS, APIError, Operation
+from gateway.admin.api.schema import Problem
 from gateway.process.supervisor import Supervisor
 
 _REF = "#/components/schemas/{model}"
@@ -43,7 +42,6 @@ def routes(
         by_path.setdefault(operation.pattern, {})[operation.method] = operation
     found: list[tuple[str, type[RequestHandler], dict[str, Any]]] = [
         (DOCUMENT, Document, {"supervisor": supervisor}),
-        (CHANGES, Changes, {"supervisor": supervisor, "streams": set()}),
     ]
     for pattern, operations in by_path.items():
         given = {"supervisor": supervisor, "operations": operations, "subjects": subjects}
@@ -102,14 +100,13 @@ class Unknown(Guarded):
 @cache
 def document() -> dict[str, Any]:
     """Return the document, for OpenAPI 3.1."""
-    models: list[type[BaseModel]] = [Problem, Delivery, *(each.answer for each in OPERATIONS)]
+    models: list[type[BaseModel]] = [Problem, *(each.answer for each in OPERATIONS)]
     _, schemas = models_json_schema(
         [(model, "serialization") for model in dict.fromkeys(models)], ref_template=_REF
     )
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
-    paths[CHANGES] = {"get": _changes()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -134,23 +131,24 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(
-    name: str, summary: str, parameters: list[dict[str, Any]], description: str, content: Any
-) -> dict[str, Any]:
-    schema = {"$ref": _REF.format(model=Problem.__name__)}
-    problem = {"application/problem+json": {"schema": schema}}
-    refused = {str(k): {"description": v, "content": problem} for k, v in _PROBLEMS.items()}
-    answers = {"200": {"description": description, "content": content}, **refused}
-    about = {"operationId": name, "summary": summary, "parameters": parameters}
-    return {**about, "responses": answers}
-
-
 def _described(operation: Operation) -> dict[str, Any]:
-    answer, parameters = operation.answer, _parameters(operation.parameters, operation.path)
-    schema = {"$ref": _REF.format(model=answer.__name__)}
-    description = (answer.__doc__ or "").strip().partition("\n")[0]
-    content = {"application/json": {"schema": schema}}
-    return _operation(operation.run.__name__, operation.summary, parameters, description, content)
+    answer, problem = _reference(operation.answer), _reference(Problem)
+    refused = {"application/problem+json": {"schema": problem}}
+    done = {
+        "description": (operation.answer.__doc__ or "").strip().partition("\n")[0],
+        "content": {"application/json": {"schema": answer}},
+    }
+    problems = {str(k): {"description": v, "content": refused} for k, v in _PROBLEMS.items()}
+    return {
+        "operationId": operation.run.__name__,
+        "summary": operation.summary,
+        "parameters": _parameters(operation.parameters, operation.path),
+        "responses": {"200": done, **problems},
+    }
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
 
 
 def _parameters(model: type[BaseModel], path: str) -> list[dict[str, Any]]:
@@ -164,14 +162,3 @@ def _parameters(model: type[BaseModel], path: str) -> list[dict[str, Any]]:
             "required": within or name in schema.get("required", ()),
         })  # fmt: skip
     return found
-
-
-def _changes() -> dict[str, Any]:
-    text = (
-        "Server-sent events: `delivery` with a Delivery as JSON for each that is received or "
-        "changes, and `missed` with a number where there were more than can be told."
-    )
-    summary = "Tell each delivery when it is received or changes."
-    parameters = _parameters(Selected, CHANGES)
-    content: dict[str, Any] = {"text/event-stream": {"schema": {}}}
-    return _operation("watch_deliveries", summary, parameters, text, content)

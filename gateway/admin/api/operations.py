@@ -254,6 +254,4 @@ OPERATIONS = (
     Operation("GET", "/api/history", get_history),
     Operation("GET", "/api/gateways", list_gateways),
 )
-#: The stream of changes, which is no answer with an end.
-CHANGES = "/api/changes"
 DOCUMENT = "/api/openapi.json"

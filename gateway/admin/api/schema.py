@@ -33,8 +33,8 @@ def _part(name: str) -> Any:
     return Field("", description=PARTS[name].help)
 
 
-class Selected(Parameters):
-    """Which deliveries, whenever they were received; what is left out does not matter."""
+class Wanted(Parameters):
+    """Which deliveries; what is left out does not matter."""
 
     state: str = _part("state")
     status: str = _part("status")
@@ -43,8 +43,10 @@ class Selected(Parameters):
     event: str = _part("event")
     text: str = _part("text")
     group: str = _part("group")
+    since: str = _part("since")
+    until: str = _part("until")
 
-    @field_validator(*PARTS, check_fields=False)
+    @field_validator(*PARTS)
     @classmethod
     def _readable(cls, text: str, info: Any) -> str:
         if text:
@@ -52,15 +54,8 @@ class Selected(Parameters):
         return text
 
     def filter(self) -> Filter:
-        given = {name: getattr(self, name, "") for name in PARTS}
+        given = {name: getattr(self, name) for name in PARTS}
         return Filter(**{name: PARTS[name].read(text) for name, text in given.items() if text})
-
-
-class Wanted(Selected):
-    """Which deliveries; what is left out does not matter."""
-
-    since: str = _part("since")
-    until: str = _part("until")
 
 
 class PageWanted(Wanted):
