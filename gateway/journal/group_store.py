@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.clock import time
 from gateway.journal import entry, group_scripts
@@ -44,17 +44,19 @@ class GroupStore(ABC):
     @abstractmethod
     def _run(self) -> Ask: ...
 
+    def _call(self, script: str, keys: Sequence[str], *arguments: Any) -> Awaitable[Any]:
+        """Run a script with its keys."""
+        return self._run("EVAL", script, len(keys), *keys, *arguments)
+
     async def failing(self, process: str, seconds: float, number: int) -> list[Failing] | None:
         """Return at most `number` deliveries that are not counted, the first one first.
 
         None where another process counts. `process` is the one that does from now on, for
         `seconds`.
         """
-        keys = self._keys
-        found = await self._run(
-            "EVAL", group_scripts.FAILING, 3, keys.failing, keys.counts, keys.absent,
-            process, int(seconds * 1000), number, keys.prefix,
-        )  # fmt: skip
+        keys, about = self._keys, (process, int(seconds * 1000), number)
+        used = (keys.failing, keys.counts, keys.absent)
+        found = await self._call(group_scripts.FAILING, used, *about, keys.prefix)
         if found is None:
             return None
         return [_failing(delivery_id, ms, *fields) for delivery_id, ms, *fields in found]
@@ -69,21 +71,16 @@ class GroupStore(ABC):
         for each in failing:
             about = each.about
             rows += [each.id, each.ms, about.id if about else "", json.dumps(about)]
-        return int(
-            await self._run(
-                "EVAL", group_scripts.COUNT, 4, keys.failing, keys.groups, keys.news, keys.absent,
-                MOST, keys.group, int(news), *rows,
-            )
-        )  # fmt: skip
+        used = (keys.failing, keys.groups, keys.news, keys.absent)
+        return int(await self._call(group_scripts.COUNT, used, MOST, keys.group, int(news), *rows))
 
     async def groups(self) -> list[Group]:
         """Return all groups, the one that has failed last first."""
         keys, found = self._keys, []
         for first in range(0, MOST, _GROUPS):
-            now, *hashes = await self._run(
-                "EVAL", group_scripts.GROUPS, 2, keys.groups, keys.absent,
-                keys.group, first, _GROUPS,
-            )  # fmt: skip
+            about = (keys.group, first, _GROUPS)
+            used = (keys.groups, keys.absent)
+            now, *hashes = await self._call(group_scripts.GROUPS, used, *about)
             found += [group for flat in hashes if flat and (group := stored(flat, now))]
             if len(hashes) < _GROUPS:
                 break
@@ -92,12 +89,12 @@ class GroupStore(ABC):
     async def change_group(self, group: str, muted: datetime | None) -> bool:
         """Mute a group until then, or say that it is resolved (None); False: there is none."""
         key, until = self._keys.group + group, "" if muted is None else str(ms_of(muted))
-        return bool(await self._run("EVAL", group_scripts.CHANGE_GROUP, 1, key, until))
+        return bool(await self._call(group_scripts.CHANGE_GROUP, (key,), until))
 
     async def forget_group(self, group: str) -> bool:
         """Remove a group; tell whether it was there."""
         keys = (self._keys.group + group, self._keys.groups)
-        return bool(await self._run("EVAL", group_scripts.FORGET_GROUP, 2, *keys, group))
+        return bool(await self._call(group_scripts.FORGET_GROUP, keys, group))
 
     async def rates(
         self, share: float | None, answered: Mapping[str, int], failed: Mapping[str, int]
@@ -108,10 +105,8 @@ class GroupStore(ABC):
         """
         keys, numbers = self._keys, (("a", answered), ("f", failed))
         triples = [(kind, *pair) for kind, by_route in numbers for pair in by_route.items()]
-        flat = await self._run(
-            "EVAL", group_scripts.RATES, 2, keys.rates, keys.news,
-            MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(triples),
-        )  # fmt: skip
+        about = (MINUTES, "" if share is None else share, LEAST, *chain.from_iterable(triples))
+        flat = await self._call(group_scripts.RATES, (keys.rates, keys.news), *about)
         rows = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         return {route.decode(): (answered, failed) for route, answered, failed in rows}
 
@@ -121,7 +116,7 @@ class GroupStore(ABC):
         Each has its time, so that `told` removes none that has come meanwhile.
         """
         keys, first = self._keys, int((time() - seconds) * 1000)
-        found = await self._run("EVAL", group_scripts.NEWS, 2, keys.news, keys.told, first, number)
+        found = await self._call(group_scripts.NEWS, (keys.news, keys.told), first, number)
         texts = [each.decode() for each in found]
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
@@ -129,7 +124,7 @@ class GroupStore(ABC):
         """Remove `news`, and return no others for `pause` seconds; `problem`: none were sent."""
         keys, about = self._keys, (int(pause * 1000), problem)
         pairs = (text for pair in news.items() for text in pair)
-        await self._run("EVAL", group_scripts.TOLD, 2, keys.news, keys.told, *about, *pairs)
+        await self._call(group_scripts.TOLD, (keys.news, keys.told), *about, *pairs)
 
     async def untold(self) -> str:
         """Return why the last message could not be sent, during the pause after it; "": it was."""

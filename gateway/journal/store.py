@@ -173,8 +173,7 @@ class JournalStore(GroupStore, Reader, Service):
 
     def _eval(self, script: str, *arguments: Any) -> Awaitable[Any]:
         """Run one of `scripts`."""
-        keys = self._keys.all
-        return self._run("EVAL", script, len(keys), *keys, *arguments, *self._last)
+        return self._call(script, self._keys.all, *arguments, *self._last)
 
     def write(self, rows: Sequence[Row]) -> Awaitable[bytes | None]:
         """Write deliveries: how each has begun, how it was answered, or both; keep the bounds.
