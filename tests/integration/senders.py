@@ -91,15 +91,3 @@ def feishu(event: dict[str, Any]) -> Call:
     signature = hashlib.sha256(f"{timestamp}n{SECRET}{body}".encode()).hexdigest()
     lark = {"Request-Timestamp": timestamp, "Request-Nonce": "n", "Signature": signature}
     return Call("/feishu", body.encode(), {f"X-Lark-{name}": v for name, v in lark.items()})
-
-
-def shopify(body: dict[str, Any], topic: str, event: str, prefix: str = "X-Shopify-") -> Call:
-    """Return a delivery of Shopify's, whose newer headers have another prefix."""
-    data = json.dumps(body).encode()
-    headers = {
-        f"{prefix}Hmac-Sha256": b64encode(hmac.digest(SECRET.encode(), data, "sha256")).decode(),
-        f"{prefix}Topic": topic,
-        f"{prefix}Event-Id": event,
-        f"{prefix}Webhook-Id": hashlib.sha256(data).hexdigest(),
-    }
-    return Call("/shopify", data, headers)

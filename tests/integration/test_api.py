@@ -353,20 +353,6 @@ def test_a_replay_is_told_that_the_gateway_ends(servers):
     assert "Traceback" not in gateway.output()
 
 
-def test_two_who_replay_the_same_run_each_once(gateway):
-    bodies = [f"both-{n}" for n in range(40)]
-    assert set(answered(gateway, "/wait?seconds=no", *bodies)) == {502}
-    assert poll(lambda: states(gateway, limit=500).count("failed") == 40, 60)
-    with ThreadPoolExecutor(2) as both:
-        asked = [both.submit(ask, gateway, "replays", "POST", state="failed") for _ in range(2)]
-        answers = [each.result()[2]["replayed"] for each in asked]
-    taken = [each["delivery_id"] for some in answers for each in some if not each["problem"]]
-    assert (len(taken), len(set(taken))) == (40, 40)
-    assert poll(lambda: states(gateway, limit=500).count("failed") == 40, 60)
-    found = ask(gateway, "deliveries", limit=500)[2]["deliveries"]
-    assert {each["replays"] for each in found} == {1}
-
-
 def test_a_reload_does_not_open_the_port_to_everybody(servers):
     gateway = servers.gateway("redis", f'admin_host = "0.0.0.0"\nadmin_token = "{TOKEN}"\n{CONFIG}')
     servers.config.write_text(CONFIG)

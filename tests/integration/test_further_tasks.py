@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from celery import Celery
 
 from gateway.config.strategies import STRATEGIES
-from tests.integration.deliveries import URLS, Servers, insist, run, send
+from tests.integration.deliveries import URLS, Servers, run, send
 from tests.support.config import route, source
 from tests.support.http_client import Answer, Connection, connections, request
 from tests.support.requests import PUBLISHED, confirmed, metric
@@ -267,22 +265,6 @@ async def test_a_caller_who_goes_before_the_own_task_is_published_has_none(serve
         assert connection.default_channel.queue_declare("one", passive=True).message_count == 0
 
 
-def test_without_redis_further_tasks_are_refused_or_published_without_a_record(stack, servers, key):
-    state = stack.redis()
-    refusing = servers.gateway("pika", f'state_url = "{state.url}"\n{CONFIG}')
-    relaying = servers.gateway(
-        "pika", f'state_url = "{state.url}"\nwithout_state = "relay"\n{CONFIG}'
-    )
-    state.stop()
-
-    refused = post(refusing, "/order", id=key)
-    relayed = post(relaying, "/order", id=key)
-
-    assert (refused.status, refused.type) == (503, "state-unavailable")
-    assert relayed.status == 200
-    until_ran(servers, key, own=1, bill=1, mail=1)
-
-
 def test_redis_that_fails_after_the_claim_is_no_redis_either(stack, servers, key):
     """It fails when it is asked which further tasks earlier tries have published."""
     state = stack.redis()
@@ -305,26 +287,3 @@ def test_redis_that_fails_after_the_claim_is_no_redis_either(stack, servers, key
     assert [(a.status, a.body) for a in later] == [
         (200, key.encode()), (200, f"{key}-refused".encode()),
     ]  # fmt: skip
-
-
-def test_nothing_is_lost_when_the_broker_is_killed_in_the_middle(servers, key):
-    """`BROKER_KILLS` is the number of times; each time it is killed under a few deliveries."""
-    gateway = servers.gateway("pika", CONFIG)
-    broker = servers.broker
-
-    async def story(number: int) -> list[str]:
-        names = [f"{key}-{number}-{i}" for i in range(40)]
-        sent = [insist(gateway, "/order", json.dumps({"id": name}), 200) for name in names]
-        work = [*map(asyncio.create_task, sent)]
-        await eventually(lambda: ran(servers, names[number % 20]))
-        await asyncio.to_thread(broker.kill)
-        await asyncio.to_thread(broker.restart)
-        await asyncio.gather(*work)
-        return names
-
-    for number in range(int(os.environ.get("BROKER_KILLS", "1"))):
-        for name in run(story(number)):
-            until(lambda name=name: len(ran(servers, name)) == 3)
-            # What was published again has its first id, by which a task can recognize it.
-            for task in ("order.bill", "order.mail"):
-                assert len(set(ran(servers, name)[task])) == 1

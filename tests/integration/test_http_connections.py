@@ -503,12 +503,3 @@ async def test_idle_connection_is_closed(serve, looks_often):
     async with await serve(idle_timeout=0.2).open() as connection:
         assert (await connection.ask(request(b"x"))).status == 200
         assert await connection.at_end()
-
-
-async def test_short_body_then_end_is_never_published(serve):
-    gateway = serve()
-    async with await gateway.open() as connection:
-        connection.send(request(b"abc").replace(b": 3", b": 4"))
-        connection.writer.write_eof()
-        await connection.reader.read()
-    assert gateway.strategy.sent.empty()

@@ -205,15 +205,6 @@ async def test_answers_that_are_not_taken_count(serve):
         await until_it_holds(gateway, 0, 0)
 
 
-async def test_sender_that_leaves_while_its_message_is_unconfirmed_is_held_no_longer(serve):
-    gateway = serve(None)
-    connection = await gateway.open()
-    await gateway.begin(connection, b"x" * 1_000)
-    connection.writer.transport.abort()
-    await gateway.strategy.freed.get()
-    await until_it_holds(gateway, 0, 0)
-
-
 # Connections ------------------------------------------------------------------------------
 
 

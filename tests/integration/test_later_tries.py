@@ -12,7 +12,6 @@ from tests.integration.deliveries import (
     URLS,
     Servers,
     channels,
-    claim,
     cut_connections,
     deliver,
     expired,
@@ -23,12 +22,10 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
-from tests.support.http_client import Answer
 from tests.support.requests import metric
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
-ANSWER = keyed("/answer", "retries.answer")
 # As many processes as there are tasks at once: none waits for another one.
 WORKER = {"concurrency": 8}
 
@@ -36,7 +33,7 @@ WORKER = {"concurrency": 8}
 @pytest.fixture(scope="module")
 def hasty(servers: Servers) -> dict[str, Server]:
     """A gateway for each strategy, whose requests wait for a second."""
-    config = "timeout = 1\nresult_expires = 1\n" + KEYED + ANSWER
+    config = "timeout = 1\nresult_expires = 1\n" + KEYED
     return servers.each({name: (name, config) for name in STRATEGIES})
 
 
@@ -57,12 +54,6 @@ def other(servers: Servers) -> Server:
 
 def expire_result(servers: Servers, task_id: str) -> None:
     servers.results.client.delete(f"celery-task-meta-{task_id}")
-
-
-async def ask(gateway: Server, key: str, statuses: str, *headers: str) -> tuple[int, bytes]:
-    target = f"/answer?statuses={statuses}"
-    answer = await send(gateway, target, key, f"Idempotency-Key: {key}", *headers)
-    return answer.status, answer.body
 
 
 async def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(
@@ -98,15 +89,6 @@ def test_an_answer_too_large_to_be_kept_is_given_again_as_long_as_its_result_is(
     assert len(servers.executions("an")) == 1
 
 
-def test_a_sender_that_left_gets_the_answer_though_the_result_has_expired(servers, forgetful):
-    run(leave(servers, forgetful, "left-late", until="left-late"))
-    servers.release("left-late")
-    run(eventually(lambda: state_of(servers.results, "left-late") == "done"))
-
-    assert run(deliver(forgetful, "left-late")).body == b"left-late"
-    assert len(servers.executions("left-late")) == 1
-
-
 def test_a_result_that_has_expired_unseen_is_not_waited_for(servers, forgetful):
     run(leave(servers, forgetful, "expired", until="expired"))
     servers.release("expired")
@@ -121,34 +103,6 @@ def test_a_result_that_has_expired_unseen_is_not_waited_for(servers, forgetful):
 
     assert (answer.status, answer.body) == (200, b"expired")
     assert {one.task for one in servers.executions("expired")} == {first.task}
-
-
-def test_who_was_told_that_nothing_was_taken_has_published_nothing(servers):
-    configs = {
-        without: f'timeout = 1.5\nwithout_state = "{without}"\n' + KEYED
-        for without in ("refuse", "relay")
-    }
-    gateways = {without: servers.gateway("redis", config) for without, config in configs.items()}
-    for without, gateway in gateways.items():
-        assert run(deliver(gateway, f"warm-{without}")).status == 200
-
-    async def three(without: str) -> list[Answer]:
-        return [await deliver(gateways[without], f"told-{without}") for _ in range(3)]
-
-    with servers.results.frozen():
-        refused, relayed = run(gather(*map(three, gateways)))
-    for gateway in gateways.values():
-        run(eventually(lambda g=gateway: metric(g, "gateway_in_flight") == 0))
-    servers.until_ready()
-    for without, gateway in gateways.items():
-        assert run(deliver(gateway, f"after-{without}")).status == 200
-
-    assert {a.type for a in refused} == {"state-unavailable"}
-    # The worker takes its messages in their order.
-    assert servers.executions("told-refuse") == []
-    # Whoever does without claims has time left to be relayed, but not to hear its result.
-    assert {a.status for a in relayed} == {504}
-    assert len({one.task for one in servers.executions("told-relay")}) == 3
 
 
 def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, hasty):
@@ -170,13 +124,3 @@ def test_a_task_that_ends_after_the_deadline_is_the_next_try_s_answer(servers, h
         assert {(a.status, a.body) for a in answers} == {(200, key(strategy).encode())}
         assert len(servers.executions(key(strategy))) == 1
     run(eventually(lambda: channels(servers.results) == []))
-
-
-def test_a_task_that_fails_after_the_deadline_runs_anew(servers, hasty):
-    servers.worker.freeze()
-    late = run(ask(hasty["redis"], "late-refusal", "503"))
-    servers.worker.thaw()
-    run(eventually(lambda: claim(servers.results, "late-refusal") is None))
-
-    assert late[0] == 504
-    assert run(ask(hasty["redis"], "late-refusal", "503"))[0] == 200

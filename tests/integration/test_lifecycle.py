@@ -196,33 +196,6 @@ def test_an_interrupted_replay_is_told_and_not_repeated_unasked(servers, gateway
     assert (replayed["replays"], replayed["replaying"], replayed["task_id"]) == (1, "", "task-7")
 
 
-def test_a_replay_that_is_killed_runs_under_one_task_id(servers, gateway, journal, command):
-    assert answered(gateway, "/accept", "kept", "killed") == [202, 202]
-    until_states(journal, {"kept": "succeeded", "killed": "succeeded"})
-    ids = [entry(journal, body)["id"] for body in ("kept", "killed")]
-    # Given a command that has published, and waits for a confirm that does not come,
-    with command("replay", "--rate", "1", *ids) as replay:
-        try:
-            assert replay.stdout.readline().startswith(f"{ids[0]} taken: ")
-            servers.broker.freeze()
-            assert poll(lambda: entry(journal, "killed")["replaying"], 30)
-            # when it is killed,
-            replay.kill()
-        finally:
-            servers.broker.thaw()
-    task_id = entry(journal, "killed")["replaying"]
-
-    # then the next one says which task may run, when it would have ended,
-    may = f"was interrupted, and may run; see `again`: task {task_id}"
-    assert poll(lambda: may in journal("replay", ids[1])[1], 30)
-    # and whether or not it has run, it runs under that id only.
-    journal("replay", "--again", ids[1])
-    until_states(journal, {"kept": "succeeded", "killed": "succeeded"})
-    assert entry(journal, "killed")["task_id"] == task_id
-    first, *replayed = (each.task for each in servers.executions("killed"))
-    assert replayed and set(replayed) == {task_id} != {first}
-
-
 def test_of_the_tries_of_one_delivery_at_most_one_is_replayed(servers, gateway, journal):
     def tried(target: str, key: str, times: int = 1) -> list[int]:
         tries = (send(gateway, target, key, f"Idempotency-Key: {key}") for _ in range(times))

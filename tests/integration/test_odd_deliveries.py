@@ -12,7 +12,6 @@ from tests.integration.deliveries import (
     URLS,
     channels,
     claim,
-    cut_connections,
     deliver,
     expired,
     gather,
@@ -21,7 +20,7 @@ from tests.integration.deliveries import (
     send,
     state_of,
 )
-from tests.support.requests import PUBLISHED, confirmed, is_ready, metric
+from tests.support.requests import PUBLISHED, is_ready, metric
 from tests.support.waiting import eventually
 
 ODD = keyed("/odd", "retries.odd")
@@ -108,22 +107,3 @@ async def test_who_waits_for_longer_than_results_are_stored_keeps_the_claim(serv
 
     assert {(a.status, a.body) for a in answers} == {(200, b"patient")}
     assert metric(gateway, PUBLISHED) == 1
-
-
-async def test_pika_s_requests_without_a_claim_hear_at_once_that_their_results_are_lost(
-    servers, start, stack
-):
-    state = start(stack.redis)
-    gateway = servers.gateway(
-        "pika", f'timeout = 20\nstate_url = "{state.url}"\nwithout_state = "relay"\n' + KEYED
-    )
-    state.kill()
-
-    with servers.worker.frozen():
-        keys = [f"unclaimed-{n}" for n in range(3)]
-        waiting = [asyncio.create_task(deliver(gateway, key)) for key in keys]
-        await eventually(lambda: confirmed(gateway) == len(keys))
-        await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-        answers = await asyncio.gather(*waiting)
-
-    assert {a.type for a in answers} == {"results-lost"}

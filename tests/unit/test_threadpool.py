@@ -16,7 +16,7 @@ def messages() -> int:
     return sum(isinstance(each, Message) for each in gc.get_objects())
 
 
-def test_the_message_of_a_sender_that_has_left_is_not_kept(monkeypatch):
+def test_the_message_of_a_sender_that_has_left_is_not_kept(monkeypatch, uncollected):
     monkeypatch.setattr(ThreadPool, "_admit", lambda *_: None)
     strategy, busy = object.__new__(ThreadPool), threading.Event()
     strategy._loop = object()

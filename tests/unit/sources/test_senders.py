@@ -25,11 +25,12 @@ from gateway.sources import BLOCKS, find
 from gateway.sources.base import Source, listed
 from loadtest.examples import example
 from tests.unit.sources.messages import source as of_scheme
-from tests.unit.sources.sending import unverified
+from tests.unit.sources.sending import own, unverified
 
 FILES = {name: Path(sources.__file__).parent / "senders" / f"{name}.toml" for name in BLOCKS}
 #: Twilio is code, and has no such file.
 FILES["twilio"] = Path(__file__).parents[2] / "vectors" / "twilio.toml"
+OWN = json.loads((FILES["twilio"].parent / "own_blocks.json").read_text("utf-8"))
 KINDS = {"official", "library", "third party", "derived"}
 #: What a vector need not say.
 USUAL = {"method": "POST", "url": "https://hooks.example.com/hook", "headers": {}, "valid": True}
@@ -79,10 +80,19 @@ def test_a_wrong_vector_is_refused(name, vector):
     unverified(source(name, vector), request(vector))
 
 
-def forgeries(name: str, vector: dict[str, Any], most: int = 40) -> list[Request]:
+@pytest.mark.parametrize("vector", OWN)
+def test_a_vector_of_a_block_of_ones_own(vector):
+    found = own(**vector["block"], secrets=vector["secret"])
+    if vector["valid"]:
+        assert found.verify(request(vector))
+    else:
+        unverified(found, request(vector))
+
+
+def forgeries(name: str, vector: dict[str, Any]) -> list[Request]:
     """Return the request of a vector with one part changed: each signature, signed part and time.
 
-    Of a long body `most` bytes are changed, one at a time.
+    Of a long body 40 bytes are changed, one at a time.
     """
     receiver, good = source(name, vector), request(vector)
     block = getattr(find(name), "block", None)
@@ -115,7 +125,7 @@ def forgeries(name: str, vector: dict[str, Any], most: int = 40) -> list[Request
     if receiver.covers_body or proof_in_body:
         bad.append(replace(good, body=b""))
     if receiver.covers_body:
-        step = len(good.body) // most + 1
+        step = len(good.body) // 40 + 1
         bad += [
             replace(good, body=good.body[:i] + bytes([good.body[i] ^ 1]) + good.body[i + 1 :])
             for i in range(0, len(good.body), step)

@@ -76,6 +76,9 @@ def test_the_secure_message_is_decrypted():
     assert verified.body.decode() == SECURE["plain"]["msg"]
     assert (verified.event, verified.account) == ("event.debug_demo", "wxba5fad812f8e6fb9")
     assert verified.challenge is None
+    for late in (-300, 300):
+        assert safe().verify(post(POST, BODY, AT + late)).body == verified.body
+        unverified(safe(), post(POST, BODY, AT + late * 301 / 300))
 
 
 def test_each_character_of_a_secure_message_counts():
