@@ -46,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
         loopback.PORTS = loopback.PORTS[number::count]
 
 
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from what was loaded, which it would have each fork copy."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is a coroutine function, on the loop that `each_loop` makes if it uses that.
@@ -163,7 +169,6 @@ def uncollected() -> Iterator[None]:
     gc.disable()
     gc.freeze()
     yield
-    gc.unfreeze()
     gc.enable()
 
 

@@ -257,20 +257,6 @@ async def test_malformed_http_is_400_closed_and_never_published(serve, data):
     assert gateway.counted(400) == 1
 
 
-@pytest.mark.parametrize(
-    "lines", [["Content-Length: 1001"], ["Content-Length: 1001", "Expect: 100-continue"]]
-)
-async def test_length_over_the_limit_is_413_before_the_body_is_sent(serve, lines):
-    async with await serve(max_body=1000).open() as connection:
-        head = "\r\n".join(["POST / HTTP/1.1", "Host: gateway", *lines, "", ""])
-        # Had it been told to continue, this would be the first answer.
-        answer = await connection.ask(head.encode())
-        assert (answer.status, answer.type) == (413, "body-too-large")
-        assert answer.headers["connection"] == "close"
-        if len(lines) > 1:
-            assert await connection.at_end()
-
-
 @pytest.mark.parametrize("expected", ["100-continue", "100-Continue"])
 async def test_length_at_the_limit_is_taken_and_expect_is_continued(serve, expected):
     async with await serve(max_body=1000).open() as connection:

@@ -469,6 +469,12 @@ def test_wrk_and_the_client_find_each_kind_of_fault(found_by_wrk: dict[str, dict
         counts = {"wrong_answers": result["wrong_answers"], **result["errors"]}
         found = {kind for kind, number in counts.items() if number}
         assert found <= in_wrk and bool(found) == bool(in_wrk)
+    # The schedule goes on, over another connection where one was closed.
+    lost = scheduled["errors"]["read"]
+    assert scheduled["requests"] == 100 - lost and lost == 2 * ("read" in in_wrk)
+    assert scheduled["wrong_answers"] == 2 * ("wrong_answers" in in_wrk)
+    answered = scheduled["errors"]["status"] + scheduled["errors"]["expired"]
+    assert answered == 2 * ("status" in in_wrk)
     assert {kind for kind, number in checked.items() if number} - {"requests"} == in_client
     assert sum(checked.values()) - checked["requests"] in ((2,) if in_client else (0,))
 

@@ -73,10 +73,6 @@ def test_errors_come_through_as_the_gateway_gave_them(nginx):
     assert wrong_method.headers["allow"] == "POST"
 
 
-def test_a_body_over_the_limit_is_refused(nginx):
-    assert post(f"{nginx.url}/", b"x" * (1024 * 1024 + 1)).code == 413
-
-
 def test_a_client_that_leaves_frees_its_waiter_behind_nginx(nginx, gateways):
     def counted(name: str) -> float:
         return sum(metric(gateway, name) for gateway in gateways)

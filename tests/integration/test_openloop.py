@@ -57,32 +57,6 @@ def test_late_answers_do_not_hold_up_other_requests():
     assert found["latency_ms"]["max"] >= LATER / 200 * 1e3
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"), [("other", "wrong"), ("twice", "wrong"), ("status", "status")]
-)
-def test_a_wrong_answer_is_counted_and_the_schedule_goes_on(fault: str, kind: str):
-    with server(fault) as url:
-        found = send(url, rate=500, seconds=0.4)
-    assert found["requests"] == 200
-    assert faults(found) == {kind: 4}
-
-
-def test_a_closed_connection_is_counted_and_another_one_takes_its_place():
-    with server("close") as url:
-        found = send(url, rate=500, seconds=0.4, connections=1)
-    assert found["requests"] == 196
-    assert faults(found) == {"read": 4}
-
-
-def test_what_is_never_answered_is_missing():
-    # Given a socket that takes connections and says nothing,
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        with openloop.schedule(url, rate=50, seconds=0.2) as generator:
-            found = generator.send(timeout=2)
-    assert found["requests"] == 0 and faults(found) == {"missing": 10}
-
-
 def test_a_server_that_is_gone_is_asked_once_a_request():
     # Given a server that ends with all its connections, before the first request,
     with socket.create_server(("127.0.0.1", 0)) as gone:

@@ -770,20 +770,6 @@ def test_broker_that_is_away_fails_readiness_but_not_liveness(
     until(lambda: post(one, b"x").status == 200)  # as soon as the worker is back, too
 
 
-def test_result_store_that_is_away_fails_readiness_until_it_returns(stack, rabbitmq, start):
-    store = start(stack.redis)
-    server = stack.gateway("--broker", rabbitmq.url, "--result-backend", store.url)
-
-    store.kill()
-    until(lambda: not is_ready(server))
-    (child,) = readiness(server)[1]["children"]
-    assert child["results"] and not child["broker"]
-    assert post(server, b"x").type == "results-unavailable"
-
-    store.restart()
-    until(lambda: is_ready(server))
-
-
 # The last one with this gateway.
 def test_children_of_a_killed_parent_end(two):
     ended = children(two)
