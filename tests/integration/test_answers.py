@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from urllib.parse import urlsplit
@@ -173,6 +174,8 @@ def test_a_failed_task_is_told_of_at_its_location(one):
     assert answer.status == 202
     assert found.type == "task-failed"
     assert "TaskFailure" in found.problem["detail"]
+    ids = json.loads(answer.body)
+    assert {name: found.problem[name] for name in ids} == ids
 
 
 def test_a_sender_may_prefer_not_to_wait(servers, one):

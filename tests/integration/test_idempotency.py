@@ -6,16 +6,13 @@ Later tries get a final answer, or another run where there was none.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.integration.deliveries import (
     KEYED,
-    URLS,
     Servers,
     channels,
     claim,
@@ -37,7 +34,6 @@ from tests.support.waiting import eventually, until
 
 CONFIG = (
     "log_requests = true\n"
-    + URLS
     + KEYED
     + route("/json", idempotency="json:/event/id")
     + keyed("/fail", "appserver.tasks.fail")
@@ -47,10 +43,8 @@ CONFIG = (
     + keyed("/answer", "retries.answer")
     + keyed("/final", "retries.answer", final="below 504, but 200, 404")
     + keyed("/alike", idempotency_scope="route")
-    + route("/accepted", "no.such.task", answer="accept")
 )
 COPIES = 100
-JOINED = "gateway_duplicates_joined_total"
 #: The strategies that tests use which do not run with all of them.
 SHARED = ("redis", "pika", "threadpool")
 
@@ -119,47 +113,6 @@ def test_hundreds_of_deliveries_at_once_are_taken_over_few_connections(servers, 
     assert len(servers.executions("many-")) == 300
 
 
-async def test_those_that_wait_free_everything_when_they_leave(servers, gateway):
-    gone = metric(gateway, "gateway_clients_gone_total")
-
-    owner = asyncio.create_task(deliver(gateway, "leaving", until="left"))
-    await eventually(lambda: state_of(servers.results, "leaving") == "confirmed")
-    leaving = [asyncio.create_task(deliver(gateway, "leaving")) for _ in range(20)]
-    await eventually(lambda: metric(gateway, "gateway_in_flight") == 21)
-    for one in leaving:
-        one.cancel()
-    await asyncio.wait(leaving)
-    await eventually(lambda: metric(gateway, "gateway_clients_gone_total") == gone + 20)
-    await eventually(lambda: metric(gateway, "gateway_in_flight") == 1)
-    # Nobody but the owner waits.
-    await eventually(lambda: channels(servers.results) == [])
-    servers.release("left")
-    answer = await owner
-
-    assert (answer.status, answer.body) == (200, b"leaving")
-    assert len(servers.executions("leaving")) == 1
-    assert metric(gateway, "gateway_in_flight") == 0
-
-
-async def test_a_sender_that_left_gets_the_answer_when_it_comes_back(servers, gateway):
-    joins = metric(gateway, JOINED)
-
-    # While the task runs, and after it has ended with nobody there.
-    await leave(servers, gateway, "back", until="back")
-    back = asyncio.create_task(deliver(gateway, "back"))
-    await eventually(lambda: metric(gateway, JOINED) == joins + 1)
-    servers.release("back")
-    joined = await back
-    await leave(servers, gateway, "back-later", until="back-later")
-    servers.release("back-later")
-    await eventually(lambda: servers.executions("back-later"))
-    later = await deliver(gateway, "back-later")
-
-    assert (joined.status, joined.body) == (200, b"back")
-    assert (later.status, later.body) == (200, b"back-later")
-    assert len(servers.executions("back")) == 2
-
-
 def test_a_sender_that_leaves_before_it_is_known_whose_the_delivery_is_has_delivered(
     servers, gateway
 ):
@@ -173,33 +126,15 @@ def test_a_sender_that_leaves_before_it_is_known_whose_the_delivery_is_has_deliv
     assert len(servers.executions("hasty")) == 1
 
 
-def test_another_body_under_the_same_key_is_a_conflict(servers, gateway):
-    first = run(send(gateway, "/keyed", "one", "Idempotency-Key: conflict"))
-    second = run(send(gateway, "/keyed", "two", "Idempotency-Key: conflict"))
-    again = run(send(gateway, "/keyed", "one", "Idempotency-Key: conflict"))
-
-    assert (first.status, second.status, again.status) == (200, 409, 200)
-    assert second.type == "key-conflict"
-    assert len(servers.executions("one")) == 1
-    assert servers.executions("two") == []
-
-
-@pytest.mark.parametrize(
-    ("target", "body"),
-    [("/keyed", "{}"), ("/json", "{}"), ("/json", '{"event":{"id":[1]}}'), ("/json", "no JSON")],
-)
-def test_a_delivery_without_its_key_is_malformed(gateway, target, body):
-    assert run(send(gateway, target, body)).type == "bad-request"
-
-
 def test_a_key_may_stand_in_the_body(servers, gateway):
     bodies = ['{"event":{"id":17},"try":1}', '{"event":{"id":18},"try":1}']
 
+    assert run(send(gateway, "/json", "no JSON")).type == "bad-request"
     answers = [run(send(gateway, "/json", body)) for body in bodies * 2]
     other = run(send(gateway, "/json", '{"event":{"id":17},"try":2}'))
 
     assert [a.body.decode() for a in answers] == bodies * 2
-    assert other.status == 409
+    assert (other.status, other.type) == (409, "key-conflict")
     assert len(servers.executions('{"event"')) == 2
 
 
@@ -298,27 +233,6 @@ def test_what_is_final_is_the_route_s_to_say(gateway):
     assert len({body for _, body in again}) == 4
 
 
-def test_copies_that_wait_together_get_the_same_refusal(servers, pair):
-    pairs = {strategy: pair(strategy) for strategy in ("pika", "redis")}
-
-    async def together(strategy: str) -> list[tuple[int, bytes]]:
-        key, some = f"together-{strategy}", pairs[strategy]
-        asked = f"503&until={key}"
-        before = sum(metric(each, JOINED) for each in some)
-        copies = asyncio.create_task(gather(*(ask(some[n % 2], key, asked) for n in range(40))))
-        await eventually(lambda: sum(metric(each, JOINED) for each in some) == before + 39)
-        servers.release(key)
-        return await copies
-
-    answers = run(gather(*map(together, pairs)))
-    after = [run(ask(some[0], f"together-{name}", "503")) for name, some in pairs.items()]
-
-    for same in answers:
-        ((status, _),) = set(same)
-        assert status == 503
-    assert [status for status, _ in after] == [200] * len(pairs)
-
-
 def test_callers_who_chose_the_same_key_are_apart(servers, gateway):
     callers = ["Authorization: Bearer a", "Authorization: Bearer b", "Cookie: c=1", "X-Y: z"]
 
@@ -331,19 +245,6 @@ def test_callers_who_chose_the_same_key_are_apart(servers, gateway):
     assert each[:4] == each[4:]
     assert {a.body for a in same} == {b"alike"}
     assert len(servers.executions("alike")) == 1
-
-
-async def test_what_failed_is_told_with_the_delivery_s_own_ids(gateway):
-    accepted = await send(gateway, "/accepted", "x")
-    path = urlsplit(accepted.headers["location"]).path
-
-    while (found := await send(gateway, path, "", method="GET")).status == 202:
-        await asyncio.sleep(0.05)
-    problem = found.problem
-
-    assert problem["type"].endswith("task-failed")
-    ids = json.loads(accepted.body)
-    assert (problem["delivery_id"], problem["task_id"]) == (ids["delivery_id"], ids["task_id"])
 
 
 def test_the_log_says_which_answers_are_those_of_an_earlier_try(servers, gateway):

@@ -154,26 +154,6 @@ def test_refused_deliveries_leave_room_for_others(servers, state):
         assert [a.status for a in of_one[9:]] == [200, 200]
 
 
-def test_claims_that_were_lost_are_written_again(servers, gateways, state):
-    async def lose() -> None:
-        await use(gateways, state)
-        first = asyncio.create_task(copies(gateways, 1, "lost", until="restarted"))
-        for name in gateways:
-            await eventually(lambda n=name: state_of(state, f"lost-{n}") == "confirmed")
-        await asyncio.to_thread(state.kill)
-        await asyncio.to_thread(state.restart)
-        servers.release("restarted")
-        await first
-        for name in gateways:
-            await eventually(lambda n=name: state_of(state, f"lost-{n}") == "done")
-        await copies(gateways, 1, "lost")
-
-    run(lose())
-
-    for name in gateways:
-        assert len(servers.executions(f"lost-{name}")) == 1
-
-
 def test_a_full_store_is_an_error_that_can_be_seen(servers, gateways, state):
     run(use(gateways, state))
     with state.client as client:
