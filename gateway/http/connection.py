@@ -18,6 +18,8 @@ from gateway.http.stream import RequestRefused, Stream, bare_line_end
 
 #: The most header lines that a request may have.
 MAX_HEADERS = 256
+#: Names of fields that are shared at the most, as clients may invent any, and their characters.
+_NAMES, _NAME = 1_000, 64
 #: Bytes of a chunk's size with its extensions, and of all extensions and trailers.
 CHUNK_SIZE, BESIDE = 256, 8 * 1024
 #: Chunks that are read in one turn of the loop at the most.
@@ -28,6 +30,22 @@ TOGETHER = 1_000
 _field_lines = re.compile(
     r"(?<=\n)([!#$%&'*+\-.^_`|~0-9A-Za-z]++):([^\x00-\x08\x0a-\x1f\x7f]*+)\r\n"
 ).findall
+
+
+class _Names(dict[str, str]):
+    """Names of header fields in lower case, by their spelling.
+
+    Requests share them: each would take as much memory for the names as for the values.
+    """
+
+    def __missing__(self, spelled: str) -> str:
+        name = spelled.lower()
+        if len(self) < _NAMES and len(name) <= _NAME:
+            self[spelled] = name
+        return name
+
+
+_names = _Names()
 
 
 class Headers(dict[str, str]):
@@ -89,7 +107,7 @@ class Connection(HTTP1Connection):
             raise RequestRefused(BadRequest(_malformed(data)))
         if len(lines) > MAX_HEADERS:
             raise RequestRefused(HeaderTooLarge(f"There are more than {MAX_HEADERS} header lines."))
-        fields = [(name.lower(), value.strip(" \t")) for name, value in lines]
+        fields = [(_names[name], value.strip(" \t")) for name, value in lines]
         return text[:start], Headers.of(fields)
 
     def _read_body(  # type: ignore[override]

@@ -126,9 +126,8 @@ class ReceivedRequest(HTTPMessageDelegate):
             self._refuse(error, self.respond)
             return
         in_flight = self._shared.relay.relay(request, self.respond)
-        if in_flight is not None and not self.answered:
+        if not self.answered:
             self._in_flight = in_flight
-            self._connection.set_close_callback(self.on_connection_close)
 
     def _request(self, size: int) -> Request:
         """Make a request from the header and body, which were received as `size` bytes."""

@@ -58,6 +58,7 @@ class Server:
         self._quiet.set()
         self.draining = self._full = self._warned_full = False
         self._sweeper: asyncio.TimerHandle | None = None
+        self._on_lost = self._lost  # one method for all connections, as each would keep its own
         self._parameters = HTTP1ConnectionParameters(
             max_header_size=config.max_header, max_body_size=_PARSER_BODY
         )
@@ -107,8 +108,9 @@ class Server:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             remote = address[0]
         config, limits = self._config, self._context.relay.limits
-        stream = Stream(config.idle_timeout, config.body_timeout, limits, self._lost)
-        self._streams[stream] = asyncio.create_task(self._serve(stream, connection, remote))
+        stream = Stream(config.idle_timeout, config.body_timeout, limits, self._on_lost)
+        serving = self._serve(stream, connection, remote)
+        self._streams[stream] = asyncio.create_task(serving, name="connection")
         self._quiet.clear()
         self._metrics.add("gateway_connections_open")
         self._schedule_check(stream, monotonic())

@@ -167,6 +167,9 @@ class Receiver(Protocol):
     def overloaded(self) -> None:
         """End the connection, because there is no room for what it has sent."""
 
+    def on_connection_close(self) -> None:
+        """Stop waiting for the answer, if it is waited for: the connection has ended."""
+
 
 class Stream(ReadBuffer, asyncio.Protocol):
     """A client's connection; `lost` is called once, when it has ended.
@@ -393,6 +396,8 @@ class Stream(ReadBuffer, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._discard()
         self.resume_writing()
+        if self.receiver is not None:
+            self.receiver.on_connection_close()
         callback, self._close_callback = self._close_callback, None
         if callback is not None:
             callback()

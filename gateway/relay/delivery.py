@@ -186,13 +186,16 @@ class DeliveryInFlight(InFlight):
         """Answer with the confirm or the end of `pending`."""
         self.stage, self.pending = CONFIRMS, pending
         self.task_id = pending.message.task_id
-        pending.watch(partial(self.guarded, self._advance))
+        pending.watch(self._changed)
 
     def _waits_again(self, error: RequestError) -> bool:
         """Is the result, whose connection was lost with `error`, waited for in another way?"""
         return False
 
     # Events: what calls the actions of a stage --------------------------------------------------
+
+    def _changed(self, pending: PendingTask) -> None:
+        self.guarded(self._advance, pending)
 
     def _advance(self, pending: PendingTask) -> None:
         """Handle the confirm or the end of `pending`."""

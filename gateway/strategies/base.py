@@ -92,11 +92,12 @@ class KeepsByTaskId(Strategy):
         super().__init__(config, metrics, prefix)
         self._metrics = metrics
         self._waiting: dict[str, PendingTask] = {}
+        self._on_release = self._release  # one method for all tasks, as each would keep its own
 
     def send(self, message: Message, deadline: float) -> PendingTask:
         if self.results is not None and self.results.error:
             raise ResultsUnavailable
-        pending = PendingTask(message, deadline, self._release)
+        pending = PendingTask(message, deadline, self._on_release)
         self.publisher.publish(pending, self._reply_to)
         self._waiting[message.task_id] = pending
         return pending

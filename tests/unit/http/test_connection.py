@@ -12,6 +12,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPInputError, RequestStartLine, parse_request_start_line
 
 from gateway.errors import BadRequest, HeaderTooLarge, URITooLong
+from gateway.http import connection
 from gateway.http.connection import MAX_HEADERS, Connection, Headers
 from gateway.http.stream import END_OF_HEADER, ReadBuffer, RequestRefused
 
@@ -150,3 +151,12 @@ async def test_header_that_cannot_come_is_not_awaited(data, error, at_once):
     with pytest.raises(RequestRefused) as refused:
         reading.result()
     assert type(refused.value.error) is error
+
+
+def test_requests_share_the_names_of_their_headers_and_a_client_cannot_add_any_number():
+    first, second = (ours(f"{FIRST}\r\nX-Some: 1\r\n\r\n".encode())[1] for _ in range(2))
+    assert next(iter(first)) is next(iter(second))
+    names = connection._Names()
+    spelled = [f"X-{number}" for number in range(2_000)] + ["X" * 65]
+    assert [names[each] for each in spelled] == [each.lower() for each in spelled]
+    assert len(names) == connection._NAMES
