@@ -116,6 +116,12 @@ class Message:
             return f"The exchange {self.options.exchange} routes {self.queue!r} to no queue."
         return f"The queue {self.queue} is missing."
 
+    def empty(self) -> int:
+        """Free what only a broker, the journal or a trace needs; return the bytes of the body."""
+        size = len(self.body)
+        self.body, self.delivery = b"", {}
+        return size
+
     def headers(self) -> dict[str, Any]:
         """Return the protocol's headers."""
         return {**common_headers(self.task, self.options), **self.own_headers()}

@@ -267,6 +267,10 @@ class DeliveryInFlight(InFlight):
             self.accept()
         else:
             self.trace.begin(WAIT)
+            context = self.context
+            recorded = context.tracer is not None or (context.journal is not None and self.kept)
+            if not recorded and not self.identity:  # with a claim it may be published again
+                self._free(self.message.empty())
 
     def _lost(self, error: RequestError) -> None:
         if not self._waits_again(error):

@@ -147,6 +147,12 @@ class InFlight(ABC):
         context.metrics.add("gateway_in_flight")
         context.deadlines.add(self)
 
+    def _free(self, size: int) -> None:
+        """Stop counting `size` bytes, which are not held any more."""
+        if self._counted:
+            self._size -= size
+            self.context.limits.bytes -= size
+
     def extend(self, deadline: float) -> None:
         """Change the deadline."""
         if self._counted:

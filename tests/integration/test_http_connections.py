@@ -100,13 +100,14 @@ async def test_answer_without_a_result_is_504_at_the_deadline(serve):
     gateway = serve(None, timeout=0.2)
     async with await gateway.open() as connection:
         pending = await gateway.begin(connection)
+        delivery_id = pending.message.delivery["id"]
         pending.confirm()
         answer = await connection.answer()
         assert time.monotonic() < pending.deadline + 0.5
 
         assert (answer.status, answer.type) == (504, "deadline-passed")
         assert answer.problem["task_id"] == pending.message.task_id
-        assert answer.problem["delivery_id"] == pending.message.delivery["id"]
+        assert answer.problem["delivery_id"] == delivery_id
         assert "retry-after" not in answer.headers
 
         # What comes later is for nobody, and the connection lives on.

@@ -177,10 +177,11 @@ def test_what_is_one_too_many_is_refused_at_once(servers):
     gateways = servers.each(configs).values()
 
     async def fill(gateway: Server, key: str) -> tuple[list[Answer], list[Answer]]:
-        # Ten thousand bytes each, those that join included.
-        some = [send(gateway, f"/open?until={key}", f"{n:010000}") for n in range(4)]
-        keyed = f"/keyed?until={key}", f"{9:010000}", f"Idempotency-Key: {key}"
-        some.append(send(gateway, *keyed))
+        # Ten thousand bytes each, and as many of a message, which is kept where it has a key.
+        path = f"/keyed?until={key}"
+        keyed = path, f"{9:010000}", f"Idempotency-Key: {key}"
+        others = ((path, f"{n:010000}", f"Idempotency-Key: {key}-{n}") for n in range(4))
+        some = [send(gateway, *each) for each in (*others, keyed)]
         waiting = [asyncio.create_task(one) for one in some]
         await eventually(lambda: metric(gateway, "gateway_in_flight") == 5)
         refused = await gather(send(gateway, "/open", "0123456789" * 1_000), send(gateway, *keyed))

@@ -13,7 +13,8 @@ from gateway.claims.claim import CONFIRMED, LAPSED, MINE, PUBLISHING, Claim
 from gateway.config.route import Route
 from gateway.delivery import Delivery, Request
 from gateway.errors import TaskFailed
-from gateway.outcome import FAILURE, Outcome
+from gateway.outcome import FAILURE, SUCCESS, Outcome
+from gateway.pending_task import PendingTask
 from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.in_flight import ResultLookup
 from gateway.sources.base import Verified
@@ -35,8 +36,8 @@ def request(ago: float = 0.0) -> Request:
 def waiting(harness, applied: str = "", **settings: Any) -> ClaimedDelivery:
     """Return a delivery that waits for its claim."""
     in_flight = ClaimedDelivery(harness.relay.context, request(), harness.given.append)
-    settings = {"tries": 3, "retry_after": 5, "deadline": DEADLINE, **settings}
-    route = Route(path="/", idempotency="header:Key", **settings)
+    given = {"tries": 3, "retry_after": 5, "deadline": DEADLINE, "idempotency": "header:Key"}
+    route = Route(path="/", **given | settings)
     delivery = Delivery("id", "/", {}, {}, "", {"key": "1"}, b"hello", "127.0.0.1", 0.0)
     in_flight.make_messages(route, delivery, Verified(b"hello"))
     in_flight.applied = applied
@@ -132,3 +133,31 @@ def test_who_waits_for_a_store_in_vain_is_told_which(harness):
     claims, results = harness.given
     assert b"state-unavailable" in claims.body
     assert b"results-unavailable" in results.body
+
+
+@pytest.mark.parametrize(
+    ("settings", "route", "kept"),
+    [
+        ({}, {}, False),
+        ({}, {"idempotency": "header:key"}, True),
+        ({"journal": 10}, {}, True),
+        ({"journal": 10}, {"journal": False}, False),
+        ({"trace_sample": 1.0, "trace_endpoint": "http://127.0.0.1:1"}, {}, True),
+    ],
+)
+async def test_a_message_is_kept_after_its_confirm_where_something_may_read_it(
+    relaying, settings, route, kept
+):
+    made = relaying(routes=[{"path": "/", **route}], **settings)
+    made.strategy.task = None
+    delivery = waiting(made, **{"idempotency": "none", **route, "tries": 1})
+    delivery.claim = None
+    body, limits = delivery.message.body, made.relay.limits
+    delivery.enter(len(body) + 5)
+    pending = PendingTask(delivery.message, delivery.deadline)
+    delivery.follow(pending)
+    pending.confirm()
+    assert (delivery.message.body, bool(delivery.message.delivery)) == (body * kept, kept)
+    assert limits.bytes == len(body) * kept + 5
+    pending.settle(Outcome(SUCCESS, "done"))
+    assert (limits.bytes, len(made.given)) == (0, 1)
