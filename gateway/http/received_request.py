@@ -126,8 +126,8 @@ class ReceivedRequest(HTTPMessageDelegate):
             self._refuse(error, self.respond)
             return
         in_flight = self._shared.relay.relay(request, self.respond)
-        if not self.answered:
-            self._in_flight = in_flight
+        if in_flight is not None and not self.answered:
+            self._in_flight, in_flight.half_closed = in_flight, self._stream.half_closed
 
     def _request(self, size: int) -> Request:
         """Make a request from the header and body, which were received as `size` bytes."""
@@ -154,6 +154,10 @@ class ReceivedRequest(HTTPMessageDelegate):
             size=size,
             raw_body=raw_body,
         )
+
+    def on_half_close(self) -> None:
+        if self._in_flight is not None:
+            self._in_flight.half_closed = True
 
     def on_connection_close(self) -> None:
         in_flight, self._in_flight = self._in_flight, None

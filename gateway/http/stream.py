@@ -167,6 +167,9 @@ class Receiver(Protocol):
     def overloaded(self) -> None:
         """End the connection, because there is no room for what it has sent."""
 
+    def on_half_close(self) -> None:
+        """Note that the client sends no more, and may have left."""
+
     def on_connection_close(self) -> None:
         """Stop waiting for the answer, if it is waited for: the connection has ended."""
 
@@ -177,13 +180,14 @@ class Stream(ReadBuffer, asyncio.Protocol):
     Received bytes are counted in `limits` until they are handed on or discarded.
 
     ``deadline`` (monotonic seconds) ends an idle connection, a request that arrives too slowly, and
-    an answer that the client does not read. Timeouts are in seconds.
+    an answer that the client does not read. Timeouts are in seconds. ``half_closed``: the client
+    sends no more, and may have left.
     """
 
     __slots__ = (
-        "_ahead", "_close_callback", "_closed", "_ended", "_flushed", "_header_timeout", "_held",
+        "_ahead", "_close_callback", "_closed", "_flushed", "_header_timeout", "_held",
         "_left", "_limits", "_lost", "_probed", "_refused", "_transport", "_unwritten", "deadline",
-        "connected", "check_tick", "receiver", "receiving",
+        "connected", "check_tick", "half_closed", "receiver", "receiving",
     )  # fmt: skip
 
     def __init__(
@@ -202,7 +206,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         self._transport: asyncio.Transport  # from `connection_made` on
         self.connected = False
         self._left = LINGER
-        self._ahead = self._closed = self._ended = self._refused = False
+        self._ahead = self._closed = self._refused = self.half_closed = False
         self._probed = 0  # bytes of the answer that `_probe` has written already
         self._flushed: asyncio.Future[None] | None = None
         self._close_callback: Callable[[], None] | None = None
@@ -364,8 +368,10 @@ class Stream(ReadBuffer, asyncio.Protocol):
         Only a write shows whether the client still reads, or has closed its connection.
         docs/decisions/0028-who-sends-no-more.md
         """
-        if not self._ended:
-            self._ended = True
+        if not self.half_closed:
+            self.half_closed = True
+            if self.receiver is not None:
+                self.receiver.on_half_close()
             self._probe()
         return self._reading is None and not self._closed
 
@@ -413,7 +419,7 @@ class Stream(ReadBuffer, asyncio.Protocol):
         future = self.read(until, least, most)
         if self._closed:
             self.fail(StreamClosedError())
-        elif self._ended and self._reading is not None:
+        elif self.half_closed and self._reading is not None:
             self.close()  # the client sends no more
         else:
             self._resume()

@@ -146,12 +146,21 @@ class LateAnswers(Service):
         kept = self._begun.run(self._keep(record, sender.window(values, age)))
         background.when_done(kept, partial(self._give, kept, give, record), deadline)
 
-    def yields(self, task_id: str, deadline: float, give: Callable[[bool], object]) -> None:
+    def yields(
+        self,
+        task_id: str,
+        deadline: float,
+        give: Callable[[bool], object],
+        *,
+        doubtful: bool = False,
+    ) -> None:
         """Call `give` with whether the task's result was sent late, so that a try does not get it.
 
-        If it was not, it will not be. `deadline` as for `expect`.
+        If it was not, it will not be. It will be if a try waits for that and it is `doubtful` that
+        the sender of this one still reads: its request may have waited for a frozen process, while
+        a later one was answered. `deadline` as for `expect`.
         """
-        found = asyncio.ensure_future(self._take_back(task_id))
+        found = asyncio.ensure_future(self._take_back(task_id, doubtful))
 
         def then() -> None:
             if not found.done():
@@ -236,13 +245,21 @@ class LateAnswers(Service):
             await self._ended(found.replaced(dropped))
         return True
 
-    async def _take_back(self, task_id: str) -> bool:
-        """Let nothing be sent for a task any more; True: something has been, or may have been."""
+    async def _take_back(self, task_id: str, doubtful: bool) -> bool:
+        """Let nothing be sent for a task any more; True: something has been, or may have been.
+
+        If it is `doubtful` who reads the answer, what waits to be sent remains, which is True, too.
+        """
         try:
             while True:
                 found = await self._records.get(task_id)
                 if found.record.settled:
                     return found.record.taken
+                if doubtful and found.record.state == states.WAITING:
+                    # With a new version, the other try does not drop it any more.
+                    if await self._records.swap(found.record, found):
+                        return True
+                    continue
                 # Also where there is none: that of an earlier try may not be written yet.
                 if await self._drop(found, given=True):
                     return False

@@ -362,9 +362,8 @@ class DeliveryInFlight(InFlight):
         elif late is not None and self.claim is not None and self.claim.state != MINE:
             # An earlier try may have been answered without it.
             self.extend(monotonic() + _YIELDING)
-            late.yields(
-                self.task_id, self.deadline, partial(self.guarded, self._give_unless, answer)
-            )
+            give = partial(self.guarded, self._give_unless, answer)
+            late.yields(self.task_id, self.deadline, give, doubtful=self.half_closed)
         else:
             self._give_result(answer)
 

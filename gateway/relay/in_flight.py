@@ -54,7 +54,7 @@ class InFlight(ABC):
     has taken or joined; None: it has none, or none yet. ``applied`` is what the answer says in
     Preference-Applied. ``kept``: the journal may have the request. ``redacted`` hides the values
     that may not be kept anywhere; None: there are none. ``closed``: it is ``answered``, or its
-    sender has disconnected.
+    sender has disconnected. ``half_closed``: its sender sends no more, and may have disconnected.
 
     At its end it has a ``status`` (0: the sender has disconnected), the ``seconds`` since the
     request has arrived, the type of the ``error`` that was the answer, and a ``reason``: why the
@@ -63,9 +63,9 @@ class InFlight(ABC):
 
     __slots__ = (
         "_counted", "_gone", "_respond", "_size", "_step", "answered", "applied", "begun", "claim",
-        "closed", "context", "deadline", "delivery_id", "endpoint", "error", "event", "identity",
-        "kept", "message", "outcome", "pending", "reason", "redacted", "request", "seconds",
-        "state", "status", "task_id", "trace",
+        "closed", "context", "deadline", "delivery_id", "endpoint", "error", "event", "half_closed",
+        "identity", "kept", "message", "outcome", "pending", "reason", "redacted", "request",
+        "seconds", "state", "status", "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -76,7 +76,7 @@ class InFlight(ABC):
         self.trace = UNTRACED if tracer is None else tracer.begin(request)
         self.endpoint = _NONE
         self.deadline = 0.0
-        self.answered = self.closed = self._counted = self._gone = False
+        self.answered = self.closed = self.half_closed = self._counted = self._gone = False
         self.kept = True
         self.event = self.delivery_id = self.task_id = self.identity = ""
         self.applied = self.state = self.error = self.reason = ""

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from random import Random
 from time import time
 from typing import Any
@@ -620,6 +621,23 @@ async def test_a_later_try_gets_the_result_only_if_it_was_not_sent(client, deplo
 
         assert told == {sent: True, unsent: False, "unknown": False}
         assert len(server.seen) == 1
+
+
+async def test_a_try_whose_sender_may_have_left_takes_nothing_back(client, deployed):
+    async with deployed("slack") as (server, gateways, body, expected):
+        async with gateways.process() as late, gateways.process() as other:
+            waiting = await gateways.answer(late, body)
+            told: dict[str, bool] = {}
+            for task_id in (waiting, "unknown"):
+                now = asyncio.get_running_loop().time()
+                note = partial(told.__setitem__, task_id)
+                other.yields(task_id, now + 5, note, doubtful=True)
+            await eventually(lambda: len(told) == 2)
+            end(client, waiting, "done")
+            await eventually(lambda: gateways.count("answered"))
+
+        assert told == {waiting: True, "unknown": False}
+        assert server.taken == [expected]
 
 
 async def test_a_later_try_is_answered_late_though_an_earlier_one_has_left(client, deployed):
