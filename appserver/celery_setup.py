@@ -18,7 +18,7 @@ from appserver.fair import consume_fairly
 from appserver.frozen_nodes import LeaveFrozenNode
 from appserver.lost_results import CountLostResults
 from appserver.pools import SettledTasks
-from appserver.process_pool import Processes
+from appserver.process_pool import UseProcessPool
 from appserver.queues import named_queues
 from appserver.reply_backend import ReplyMixin, carry_over
 from appserver.task_stream import Stream
@@ -75,9 +75,9 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
             EndWithSupervisor,
             PoisonAwareTasks,
             PromptHub,
-            Processes,
             SettledTasks,
             TellParameters,
+            UseProcessPool,
         )
     )
     app.steps["consumer"].update(

@@ -28,17 +28,10 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.worker.request import Request
 from kombu.asynchronous.hub import Hub
 
-from appserver import held_results, process_pool
+from appserver import held_results, pool_process, process_pool
 from appserver.held_results import Stored
-from appserver.process_pool import (
-    LONGEST,
-    Ends,
-    Packets,
-    Processes,
-    ProcessPool,
-    PromptPool,
-    Results,
-)
+from appserver.pool_process import LONGEST, EndQueue, JobQueue, ProcessResults
+from appserver.process_pool import ProcessPool, PromptPool, UseProcessPool
 
 SECONDS = 60.0  # for which something is waited for
 
@@ -149,8 +142,8 @@ def start():
 def start_holding(start, monkeypatch):
     """Start a pool whose processes tell no end while they run another task."""
     monkeypatch.setattr(held_results, "HELD", SECONDS)
-    monkeypatch.setattr(process_pool, "TURN", SECONDS)
-    monkeypatch.setattr(process_pool, "LATE", 0.2)  # it has begun all by then
+    monkeypatch.setattr(pool_process, "TURN", SECONDS)
+    monkeypatch.setattr(process_pool, "TAKEN_BACK_AFTER", 0.2)  # it has begun all by then
 
     def start_holding(*args: Any) -> Running:
         running = start(*args)
@@ -333,13 +326,13 @@ def test_a_result_that_cannot_be_read_is_a_failure(start):
 def test_an_end_that_is_told_twice_ends_no_other_task(start, monkeypatch):
     """As where a task's own signal handler interrupts its telling, or a task forks and returns."""
 
-    class Twice(Ends):
+    class Twice(EndQueue):
         def put(self, message: tuple[int, Any]) -> None:
             super().put(message)
             if message[0] == READY:
                 super().put(message)
 
-    monkeypatch.setattr(process_pool, "Ends", Twice)
+    monkeypatch.setattr(pool_process, "EndQueue", Twice)
     running = start()
     running.warm()
     for number in range(8):
@@ -367,12 +360,12 @@ def test_what_cannot_be_given_back_waits_again(start, monkeypatch):
 
 
 def test_the_first_job_of_all_can_be_taken_back():
-    packets = Packets()
-    assert packets.give(0, True, False, b"job")
-    assert packets.take_back() == 0
-    assert packets.take_back() is None
-    packets._writer.close()
-    packets._reader.close()
+    queue = JobQueue()
+    assert queue.give(0, True, False, b"job")
+    assert queue.take_back() == 0
+    assert queue.take_back() is None
+    queue._writer.close()
+    queue._reader.close()
 
 
 def test_ends_that_were_told_are_not_lost_with_the_process(start, tmp_path):
@@ -502,7 +495,7 @@ def test_a_signal_interrupts_a_store_and_loses_nothing(monkeypatch):
 
     monkeypatch.setattr(held_results, "HELD", SECONDS)
     stored, told = list[int](), list[str]()
-    results = Results(bool, store_all, tell)
+    results = ProcessResults(bool, store_all, tell)
     results.begin(True)
     results.end(lambda: results.hold_stored(Stored(b"key", "value", 0), int))
     results.hold_end("end")
@@ -525,7 +518,7 @@ def never_store(begun: Path) -> None:
 
 
 def test_a_process_that_is_terminated_does_not_wait_for_a_store(start, monkeypatch, tmp_path):
-    monkeypatch.setattr(process_pool, "LAST", 0.1, raising=False)
+    monkeypatch.setattr(pool_process, "LAST_WRITE", 0.1)
     running = start()
     running.warm()
     running.do(never_store, tmp_path / "begun")
@@ -629,15 +622,9 @@ class Own(TaskPool):
 
 
 @pytest.mark.parametrize(
-    ("pool", "options", "made"),
-    [
-        (TaskPool, {}, ProcessPool),
-        (TaskPool, {"forking_enable": False}, PromptPool),
-        (Own, {}, Own.Pool),
-        (SoloPool, {}, None),
-    ],
+    ("pool", "made"), [(TaskPool, ProcessPool), (Own, Own.Pool), (SoloPool, None)]
 )
-def test_only_celery_s_own_pool_is_changed(pool, options, made):
-    worker = SimpleNamespace(pool=pool(1, **options), steps=[], _process_task=pickle.dumps)
-    Processes(worker).create(worker)
+def test_only_celery_s_own_pool_is_changed(pool, made):
+    worker = SimpleNamespace(pool=pool(1), steps=[], _process_task=pickle.dumps)
+    UseProcessPool(worker).create(worker)
     assert getattr(worker.pool, "Pool", None) is made
