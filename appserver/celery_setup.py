@@ -11,19 +11,19 @@ from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
 
 from appserver.absent_queues import AbsentQueues
-from appserver.attempts import TakeBack
+from appserver.beginnings import RemoveBeginnings
 from appserver.bootsteps import PromptEvents, PromptHub, TellParameters
 from appserver.dead_letters import DeadLetters
 from appserver.fair import consume_fairly
 from appserver.frozen_nodes import LeaveFrozenNode
 from appserver.lost_results import CountLostResults
+from appserver.poison import PoisonAwareTasks
 from appserver.pools import SettledTasks
 from appserver.process_pool import UseProcessPool
 from appserver.queues import named_queues
 from appserver.reply_backend import ReplyMixin, carry_over
 from appserver.task_stream import Stream
 from appserver.watch import EndWithSupervisor
-from appserver.worker import PoisonAwareTasks
 
 #: The backends by the scheme of the URL where results are stored.
 STORES = {
@@ -81,7 +81,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
         )
     )
     app.steps["consumer"].update(
-        (AbsentQueues, DeadLetters, LeaveFrozenNode, PromptEvents, Stream, TakeBack)
+        (AbsentQueues, DeadLetters, LeaveFrozenNode, PromptEvents, RemoveBeginnings, Stream)
     )
     consume_fairly(app, fair)
     if app.configured:

@@ -15,12 +15,12 @@ from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 
 from appserver.absent_queues import leave_out
-from appserver.attempts import attempts
+from appserver.beginnings import beginnings
 from appserver.frozen_nodes import Node, begin_elsewhere, node_of
 from appserver.lost_results import lost_results
+from appserver.poison import UNUSABLE, dispose
 from appserver.private_parts import PrivateParts
 from appserver.queues import DYNAMIC_EXCHANGE
-from appserver.worker import UNUSABLE, keep
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
 LOCKED_PAUSE = 1.0  # seconds until a worker asks again for a queue that another connection has
@@ -82,7 +82,7 @@ class PromptConsumer(Consumer):
             except UNUSABLE as exc:
                 if not message.acknowledged:
                     settle = message.ack_log_error, message.reject_log_error
-                    return keep(self, message, exc, *settle)
+                    return dispose(self, message, exc, *settle)
                 # It is a task's that is not known, and its outcome could not be recorded.
                 lost_results(self.app).add(message.headers.get("id", ""), repr(exc))
 
@@ -116,7 +116,7 @@ class PromptConsumer(Consumer):
                 "RabbitMQ delivers the messages of this worker again, as a task takes longer than"
                 " its consumer_timeout (%s): %s",
                 exc.reply_text,
-                ", ".join(attempts(self.app).keep_all()) or "it has ended meanwhile",
+                ", ".join(beginnings(self.app).keep_all()) or "it has ended meanwhile",
             )
 
     def ensure_connected(self, conn: Any) -> Any:
@@ -161,14 +161,14 @@ class PromptConsumer(Consumer):
         """
         known = self.app.amqp.queues.get(queue)
         dynamic = known is not None and known.exchange.name == DYNAMIC_EXCHANGE
-        if dynamic and any(queue == key for key in self._held()):
+        if dynamic and any(queue == key for key in self._unacknowledged()):
             log.debug("%s is still consumed: some of its messages are not acknowledged", queue)
             return
         super().cancel_task_queue(queue)
         if dynamic:
             del self.app.amqp.queues[queue]
 
-    def _held(self) -> Iterator[str]:
+    def _unacknowledged(self) -> Iterator[str]:
         """Yield the routing key of each message that is not acknowledged yet."""
         scheduled = [entry.entry.args for entry in self.timer.schedule.queue]
         waiting = [args[0] for args in scheduled if args and isinstance(args[0], Request)]

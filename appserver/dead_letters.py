@@ -103,7 +103,7 @@ def publish(
         )
 
 
-def keep(app: Any, message: Any, exc: Exception, timeout: float) -> bool:
+def publish_unusable(app: Any, message: Any, exc: Exception, timeout: float) -> bool:
     """Publish a `message` that cannot be begun because of `exc`; tell whether that is confirmed.
 
     `timeout` is in seconds.

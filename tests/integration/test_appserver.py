@@ -18,7 +18,7 @@ import redis
 from celery import Celery
 
 import appserver
-from appserver.worker import BEGUN_AGAIN
+from appserver.poison import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.proxy import Proxy
 from tests.faults.servers import channel

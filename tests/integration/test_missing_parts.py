@@ -26,8 +26,8 @@ def echo(*args):
 
 #: What a worker uses in any case, by pool.
 USED = {
-    "solo": {"bootsteps", "result_script", "task_stream", "worker"},
-    "prefork": {"bootsteps", "process_pool", "result_script", "task_stream", "worker"},
+    "solo": {"bootsteps", "poison", "result_script", "task_stream"},
+    "prefork": {"bootsteps", "poison", "process_pool", "result_script", "task_stream"},
 }
 
 

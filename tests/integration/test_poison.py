@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from appserver.worker import BEGUN_AGAIN
+from appserver.poison import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.tasks import BEGUN
 from tests.integration.losses import TIMEOUT, Servers, accept, ask, result

@@ -35,11 +35,11 @@ from kombu.asynchronous import set_event_loop  # noqa: E402
 from appserver.bootsteps import QuietTasks  # noqa: E402
 from appserver.celery_setup import setup  # noqa: E402
 from appserver.held_results import LONG  # noqa: E402
+from appserver.poison import BEGUN_AGAIN  # noqa: E402
 from appserver.queues import DEAD_LETTER_EXCHANGE  # noqa: E402
 from appserver.reply_connection import reply_connection  # noqa: E402
 from appserver.settings import settings  # noqa: E402
 from appserver.task_stream import READ  # noqa: E402
-from appserver.worker import BEGUN_AGAIN  # noqa: E402
 from tests.simulation.faults import Fault  # noqa: E402
 from tests.simulation.loop import DEAD, Party  # noqa: E402
 from tests.simulation.rabbitmq_model import Channel, Queue, _encoded  # noqa: E402

@@ -389,7 +389,7 @@ def install() -> None:
         "redis._parsers.hiredis": {"select": polls},
         "kombu.asynchronous.hub": {"poll": Poll, "set": _Ordered},
         "celery.app.base": {"datetime": _Moments},
-        "appserver.attempts": {"WeakSet": _WeakSet},
+        "appserver.beginnings": {"WeakSet": _WeakSet},
         "appserver.dead_letters": {"datetime": _Moments},
         "appserver.reply_backend": {"datetime": _Moments},
         "appserver.reply_connection": {"select": polls, "threading": threads},

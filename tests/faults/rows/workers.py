@@ -7,7 +7,7 @@ import random
 import signal
 import time
 
-from appserver.worker import BEGUN_AGAIN
+from appserver.poison import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.faults import FROZEN, KILLED, Fault
 from tests.faults.lane import Lane, ask

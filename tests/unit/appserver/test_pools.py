@@ -26,8 +26,8 @@ from redis.retry import Retry
 import appserver
 from appserver import pools
 from appserver.lost_results import lost_results
+from appserver.poison import PoisonAwareRequest, PoisonAwareTasks
 from appserver.pools import SettledTasks
-from appserver.worker import PoisonAwareRequest, PoisonAwareTasks
 
 NOWHERE = "redis://127.0.0.1:1/0"  # nothing listens there
 TIMEOUT = 30  # seconds

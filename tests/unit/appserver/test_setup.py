@@ -17,9 +17,9 @@ from kombu import Connection
 
 import appserver
 from appserver.celery_setup import DEFAULTS, ReplyingBackend
+from appserver.poison import PoisonAware, PoisonAwareTasks
 from appserver.queues import QUEUE_ARGUMENTS
 from appserver.reply_backend import ReplyBackend, SentinelReplyBackend, StorelessReplyBackend
-from appserver.worker import PoisonAware, PoisonAwareTasks
 
 REDIS = "redis://:secret@127.0.0.1:1/3"
 SENTINELS = "sentinel://127.0.0.1:1/0;sentinel://b:2/0"

@@ -13,10 +13,10 @@ from kombu.exceptions import OperationalError
 from kombu.message import Message
 
 import appserver
-from appserver import dead_letters, worker
+from appserver import dead_letters, poison
 from appserver.consumer import PromptConsumer
 from appserver.lost_results import lost_results
-from appserver.worker import PATIENCE, PoisonAwareTasks
+from appserver.poison import PATIENCE, PoisonAwareTasks
 
 HEADERS = {"task": "echo", "id": "1"}
 
@@ -181,5 +181,5 @@ def test_a_task_keeps_a_strategy_of_its_own(monkeypatch):
     app.register_task(Batch())
     PoisonAwareTasks(None).create(SimpleNamespace(app=app))
     task = app.tasks["batch"]
-    assert isinstance(task, worker.PoisonAware) and task.Strategy == f"{__name__}:own"
+    assert isinstance(task, poison.PoisonAware) and task.Strategy == f"{__name__}:own"
     app.close()

@@ -30,7 +30,7 @@ from celery.worker.strategy import default
 from kombu.asynchronous import get_event_loop
 
 from appserver import dead_letters
-from appserver.attempts import attempts
+from appserver.beginnings import beginnings
 from appserver.private_parts import PrivateParts
 from appserver.queues import DEAD_LETTER_EXCHANGE
 
@@ -69,7 +69,8 @@ class PoisonAwareRequest(Request):
     This is not for quorum queues, which count deliveries and have a limit of their own.
     """
 
-    attempt: str | None = None
+    #: The id of its beginning in the result store; None: it is not counted.
+    beginning: str | None = None
     _worker_lost = False
 
     def __init_subclass__(cls, **options: Any):
@@ -104,13 +105,13 @@ class PoisonAwareRequest(Request):
             and not message.headers.get("x-delivery-count")
             and isinstance(message.channel, amqp.Channel)
         ):
-            self.attempt = uuid4().hex
+            self.beginning = uuid4().hex
             # Added to the properties, because Celery copies other unknown keys to a task's retries.
             self._request_dict["properties"] = {
                 **message.properties,
                 REDELIVERY: {
-                    "attempt": self.attempt,
-                    "lost": attempts(self.app).receive(self),
+                    "beginning": self.beginning,
+                    "lost": beginnings(self.app).receive(self),
                     "body": message.body,
                     "store": self.store_errors,
                 },
@@ -168,19 +169,19 @@ class PoisonAwareRequest(Request):
 
     def acknowledge(self) -> None:
         super().acknowledge()
-        if self.attempt is not None:
-            _after_this_turn(attempts(self.app).end, self)
+        if self.beginning is not None:
+            _after_this_turn(beginnings(self.app).forget, self)
 
     def reject(self, requeue: bool = False) -> None:
         super().reject(requeue)
-        if self.attempt is None:
+        if self.beginning is None:
             return
         if not requeue:
-            attempts(self.app).end(self)
+            beginnings(self.app).forget(self)
         elif self._worker_lost:
-            attempts(self.app).lose(self)
+            beginnings(self.app).count_loss(self)
         else:
-            attempts(self.app).take_back(self)
+            beginnings(self.app).remove(self)
 
 
 def _after_this_turn(call: Callable[..., object], *args: object) -> None:
@@ -219,7 +220,7 @@ def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:
         except UNUSABLE as exc:
             if not isinstance(request.message.channel, amqp.Channel) or not request.task.call_after:
                 raise
-            if dead_letters.keep(request.app, request.message, exc, PATIENCE / 2):
+            if dead_letters.publish_unusable(request.app, request.message, exc, PATIENCE / 2):
                 request.on_failure(ExceptionInfo())
                 request.acknowledge()
             else:
@@ -229,7 +230,7 @@ def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:
     return execute_using_pool
 
 
-def begin_or_keep(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+def begin_or_dispose(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
     """Return Celery's strategy for `task`; a message that cannot be begun becomes a dead letter.
 
     A worker would end because of it, and so would the next one that gets it.
@@ -244,17 +245,17 @@ def begin_or_keep(task: Any, app: Any, consumer: Any, **options: Any) -> Callabl
         try:
             return begin(message, body, ack, reject, *others)
         except UNUSABLE as exc:
-            return keep(consumer, message, exc, ack, reject)
+            return dispose(consumer, message, exc, ack, reject)
 
     return strategy
 
 
-def keep(consumer: Any, message: Any, exc: Exception, ack: Any, reject: Any) -> Any:
+def dispose(consumer: Any, message: Any, exc: Exception, ack: Any, reject: Any) -> Any:
     """Make a `message` that cannot be begun because of `exc` a dead letter, or return it later."""
     if not isinstance(message.channel, amqp.Channel):
         raise exc
     errors = consumer.connection_errors
-    if dead_letters.keep(consumer.app, message, exc, PATIENCE / 2):
+    if dead_letters.publish_unusable(consumer.app, message, exc, PATIENCE / 2):
         _record_failure(consumer.app, message, InvalidTaskError(repr(exc)))
         return ack(log, errors)
     return consumer.timer.call_after(PATIENCE, reject, (log, errors, True))
@@ -277,7 +278,7 @@ class PoisonAware(_Task):
     """
 
     Request = f"{__name__}:{PoisonAwareRequest.__qualname__}"
-    Strategy = f"{__name__}:{begin_or_keep.__qualname__}"
+    Strategy = f"{__name__}:{begin_or_dispose.__qualname__}"
 
     #: Calls a function in the worker's main process after some seconds; our strategy sets it.
     call_after: Callable[..., Any] | None = None
@@ -293,14 +294,14 @@ class PoisonAware(_Task):
         request = self.request
         redelivery = (request.properties or {}).get(REDELIVERY)
         if redelivery is not None:
-            noted = attempts(self.app).begin(task_id, redelivery["attempt"])
-            lost = max(noted, redelivery["lost"])
+            begun = beginnings(self.app).add(task_id, redelivery["beginning"])
+            lost = max(begun, redelivery["lost"])
             if lost >= BEGUN_AGAIN:
                 self._publish_dead_letter(task_id, redelivery["body"], lost)
                 self._record_loss(task_id, redelivery["store"], lost)
                 raise Ignore()
         if (request.headers or {}).get("track_started"):
-            attempts(self.app).started(task_id, request.hostname)
+            beginnings(self.app).store_started(task_id, request.hostname)
         super().before_start(task_id, args, kwargs)
 
     def _publish_dead_letter(self, task_id: str, body: str | bytes, lost: int) -> None:

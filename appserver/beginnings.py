@@ -52,17 +52,17 @@ _PARTS = PrivateParts(
 Key = Callable[..., bytes]
 
 
-def attempts(app: Any) -> Attempts:
-    """Return the `Attempts` of `app` in this process, and create it at the first call."""
+def beginnings(app: Any) -> Beginnings:
+    """Return the `Beginnings` of `app` in this process, and create them at the first call."""
     try:
-        found: Attempts = app.attempts
+        found: Beginnings = app.beginnings
     except AttributeError:
         # If several threads come here at the same time, all use the object of the first.
-        found = vars(app).setdefault("attempts", Attempts(app))
+        found = vars(app).setdefault("beginnings", Beginnings(app))
     return found
 
 
-class Attempts:
+class Beginnings:
     """The redelivered messages of one process: those it has begun, and those that were lost.
 
     Where results are not stored in Redis, and while Redis cannot be reached, nothing is written,
@@ -85,30 +85,30 @@ class Attempts:
         self._requests.add(request)
         return self._lost.get(request.id, 0)
 
-    def lose(self, request: Any) -> None:
+    def count_loss(self, request: Any) -> None:
         """Count that a process of the pool was lost with this request."""
         self._lost[request.id] = self._lost.get(request.id, 0) + 1
         if len(self._lost) > REMEMBERED:
             del self._lost[next(iter(self._lost))]
 
-    def end(self, request: Any) -> None:
+    def forget(self, request: Any) -> None:
         """Forget a task that has ended, and its losses."""
         self._lost.pop(request.id, None)
         self._execute(lambda pipe, key: pipe.delete(key(request.id)))
 
-    def take_back(self, *requests: Any) -> None:
+    def remove(self, *requests: Any) -> None:
         """Remove the beginnings of these requests, and keep earlier losses."""
 
         def commands(pipe: Pipeline, key: Key) -> None:
             for request in requests:
-                pipe.srem(key(request.id), request.attempt)
+                pipe.srem(key(request.id), request.beginning)
 
         if requests:
             self._execute(commands)
 
-    def take_all_back(self) -> None:
+    def remove_all(self) -> None:
         """Remove the beginnings of all requests of this process."""
-        self.take_back(*self._requests)
+        self.remove(*self._requests)
 
     def keep_all(self) -> list[str]:
         """Keep all beginnings, and count a loss of what runs; return its tasks and their ids."""
@@ -117,30 +117,30 @@ class Attempts:
         active = [reference() for reference in tuple(state.active_requests.data)]
         running = [one for one in active if one is not None and not one.acknowledged]
         for request in running:
-            if getattr(request, "attempt", None):
-                self.lose(request)
+            if getattr(request, "beginning", None):
+                self.count_loss(request)
         for request in self._requests:
-            request.attempt = None
+            request.beginning = None
         self._requests.clear()
         return [f"{request.name} {request.id}" for request in running]
 
     # Where the task runs ---------------------------------------------------------------------
 
-    def begin(self, task_id: str, attempt: str) -> int:
+    def add(self, task_id: str, beginning: str) -> int:
         """Write a beginning; return how many other beginnings of this task have not ended.
 
         It is 0 where that cannot be known.
         """
 
         def commands(pipe: Pipeline, key: Key) -> None:
-            pipe.sadd(key(task_id), attempt)
+            pipe.sadd(key(task_id), beginning)
             pipe.expire(key(task_id), EXPIRES)
             pipe.scard(key(task_id))
 
         answers = self._execute(commands)
         return answers[-1] - 1 if answers else 0
 
-    def started(self, task_id: str, worker: str) -> None:
+    def store_started(self, task_id: str, worker: str) -> None:
         """Store the state STARTED, as Celery does with ``task_track_started``, but only once.
 
         Celery would wait for Redis much longer, and fail the task where that is away.
@@ -195,14 +195,14 @@ def _client(backend: RedisBackend) -> Redis:
     return client
 
 
-class TakeBack(bootsteps.StartStopStep):
+class RemoveBeginnings(bootsteps.StartStopStep):
     """Remove all beginnings when the connection is lost, and when the worker is told to end."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def info(self, parent: Any) -> dict[str, int]:
         """Return what the answer to Celery's command ``stats`` says."""
-        return {TIMEOUTS: attempts(parent.app).timeouts}
+        return {TIMEOUTS: beginnings(parent.app).timeouts}
 
     def stop(self, parent: Any) -> None:
-        attempts(parent.app).take_all_back()
+        beginnings(parent.app).remove_all()
