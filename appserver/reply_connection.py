@@ -172,6 +172,8 @@ class ReplyConnection:
             if not self._blocked:
                 raise
         self._answered = now
+        if self._readable(0):  # it may have ended right after the answer
+            self._read_events()
 
     def _open(self) -> None:
         link = self._app.connection_for_write(
