@@ -118,6 +118,8 @@ class ReplyConnection:
         connection is kept: the broker does not notice that it is closed, so each attempt would
         leave one more connection at the broker.
         """
+        if self.held is not None:
+            self.held.end_turn()  # otherwise it would wait for the broker's answers
         with self._lock:
             if time.monotonic() < self._not_before:
                 raise OperationalError("the broker could not be reached a moment ago")

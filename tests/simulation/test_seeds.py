@@ -28,6 +28,7 @@ FOUND = {
     ("redis", 5043714): "the same, where others were told of the failure first",
     ("worker", 406): "known losses were forgotten before the acknowledgement was sent",
     ("worker", 168): "a reply was written to a connection that had ended after its answer",
+    ("worker", 485): "results that were held waited for the confirm of a dead letter",
     ("redis", 2000144): "a subscription stayed with a former primary",
     ("redis", 2000446): "the same",
     ("redis", 9100186): "the journal said that a result was not sent late which another try's was",
