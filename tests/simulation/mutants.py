@@ -470,7 +470,12 @@ MUTANTS = [
         "must = must_store(request)",
         "must = False",
     ),
-    _w("a loss not counted", "beginnings", "pipe.sadd(key(task_id), beginning)", "pass"),
+    _w(
+        "a loss that is not counted",
+        "beginnings",
+        "pipe.sadd(key(task_id), beginning)",
+        "pass",
+    ),
     _w(
         "each task with which workers are lost begun again",
         "poison",
