@@ -100,8 +100,8 @@ async def test_answer_without_a_result_is_504_at_the_deadline(serve):
     gateway = serve(None, timeout=0.2)
     async with await gateway.open() as connection:
         pending = await gateway.begin(connection)
-        delivery_id = pending.message.delivery["id"]
-        pending.confirm()
+        delivery_id, late = pending.message.delivery["id"], echo(pending.message)
+        pending.confirm()  # from now on the message is not kept
         answer = await connection.answer()
         assert time.monotonic() < pending.deadline + 0.5
 
@@ -111,7 +111,7 @@ async def test_answer_without_a_result_is_504_at_the_deadline(serve):
         assert "retry-after" not in answer.headers
 
         # What comes later is for nobody, and the connection lives on.
-        pending.settle(echo(pending.message))
+        pending.settle(late)
         assert (await connection.ask(request(target="/no"))).status == 404
     assert await gateway.strategy.freed.get() is pending
     assert gateway.relay.limits.in_flight == 0

@@ -93,7 +93,7 @@ async def test_a_later_try_asks_whether_its_result_was_sent_late(harness, state,
         def __init__(self) -> None:
             self.tasks: list[str] = []
 
-        def yields(self, task_id: str, *_: object) -> None:
+        def yields(self, task_id: str, *_: object, doubtful: bool) -> None:
             self.tasks.append(task_id)
 
     delivery, late = waiting(harness), Late()
