@@ -455,8 +455,8 @@ MUTANTS = [
     _w(
         "a reply to a closed connection",
         "reply_connection",
-        "if self._readable(0):\n                    self._read_events()\n                self._ask()",
-        "self._ask()",
+        "if self._readable(0):\n                    self._read",
+        "if 0:\n                    self._read",
     ),
     _w(
         "a result that was not replied is not stored",
