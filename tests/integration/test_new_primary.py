@@ -136,7 +136,9 @@ def test_cluster_mode_is_refused_and_left(stack, servers, named, strategy):
 
 
 def test_a_check_of_another_kind_of_redis_fails(stack, rabbitmq, tmp_path):
-    cluster, replica = stack.redis("--cluster-enabled", "yes"), stack.redis()
+    port = str(free_port())  # by default a fixed distance from the other, where somebody may be
+    cluster = stack.redis("--cluster-enabled", "yes", "--cluster-port", port)
+    replica = stack.redis()
     with client(replica) as server:
         server.replicaof("127.0.0.1", free_port())
     for server, words in ((cluster, "it is in cluster mode"), (replica, "it is a replica")):
