@@ -120,7 +120,8 @@ def test_a_primary_without_enough_replicas_is_not_ready(servers, named):
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
 def test_cluster_mode_is_refused_and_left(stack, servers, named, strategy):
-    cluster = stack.redis("--cluster-enabled", "yes")
+    # The port of its bus is by default a fixed distance from the other, where somebody may be.
+    cluster = stack.redis("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with client(cluster) as node:
         node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
     named.lead(cluster)
@@ -136,8 +137,7 @@ def test_cluster_mode_is_refused_and_left(stack, servers, named, strategy):
 
 
 def test_a_check_of_another_kind_of_redis_fails(stack, rabbitmq, tmp_path):
-    port = str(free_port())  # by default a fixed distance from the other, where somebody may be
-    cluster = stack.redis("--cluster-enabled", "yes", "--cluster-port", port)
+    cluster = stack.redis("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     replica = stack.redis()
     with client(replica) as server:
         server.replicaof("127.0.0.1", free_port())
