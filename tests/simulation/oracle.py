@@ -119,7 +119,7 @@ def unavailable(judge: Judge) -> Iterator[str]:
         if not one.good:
             failed = one.status == 502 and one.type == "task-failed" and one.failing
             overdue = one.status == 504 and one.seconds > DEADLINES[one.route] - SLOW
-            if not (failed or overdue):
+            if not (failed or overdue or promises.expired(one)):
                 yield judge.show(one)
         elif one.took > (one.seconds if one.status == 200 else 0) + SLOW and one.number == 1:
             if one.status == 202 and one.route in ("/later", LATE):

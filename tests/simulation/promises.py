@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
+from gateway.config.settings import Config
 from tests.simulation.records import (
     FORGETFUL,
     GONE,
@@ -28,6 +29,8 @@ CALM = 15.0  # seconds after the last fault until everything has to serve
 AFTERMATH = 25.0
 #: Seconds in which a request and the end of its connection may cross.
 CROSSING = 0.5
+#: Seconds for which a gateway keeps an idle connection.
+IDLE = Config.model_fields["idle_timeout"].default
 #: Problems of which the sender is told that the message was not published, or not taken.
 REFUSALS = {
     "broker-blocked", "broker-unavailable", "full", "rejected", "results-unavailable",
@@ -233,8 +236,13 @@ def dropped(judge: Judge) -> Iterator[str]:
         restarting = crossed and judge.hit(
             one.at - 20, one.answered, "reloaded", "drained", target=one.gateway
         )
-        if one.status in (RESET, REFUSED) and not (killed or away or restarting):
+        if one.status in (RESET, REFUSED) and not (killed or away or restarting or expired(one)):
             yield judge.show(one)
+
+
+def expired(one: Try) -> bool:
+    """Was a try sent just when its connection ended, because it had been idle for long?"""
+    return one.status == RESET and one.took < CROSSING and one.idle > IDLE - CROSSING
 
 
 def unnamed(judge: Judge) -> Iterator[str]:

@@ -34,6 +34,7 @@ class Try:
     body: str = ""
     location: str = ""
     reused: bool = False  # its connection had had another request, so it may just be being closed
+    idle: float = 0.0  # seconds for which its connection had no request
     failing: bool = False  # its task may fail
     hasty: bool = False  # its sender tries three times only
     query: str = ""

@@ -37,6 +37,7 @@ class Client(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: Any = None
         self.used = self.closed = False
+        self.since = 0.0  # when its last answer had come
         self._buffer = b""
         self._waiting: deque[asyncio.Future[tuple[int, dict[str, str], bytes]]] = deque()
 
@@ -180,6 +181,7 @@ class Senders:
                 client = await self._connection(one.gateway, rng)
                 one.reused = client.used
                 one.at = loop.time()
+                one.idle = one.at - client.since if client.used else 0.0
                 answer = client.expect()
                 client.used = True
                 if slow:
@@ -202,6 +204,7 @@ class Senders:
         self._trace(one, f"{told} after {one.answered - began:.3f} s{task}")
         if client is not None:
             if type(one.status) is int and client.idle and rng.random() < 0.5:
+                client.since = one.answered
                 self._idle.setdefault(one.gateway, []).append(client)
             elif one.status == GONE and rng.random() < 0.5:
                 client.transport.abort()
