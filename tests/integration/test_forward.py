@@ -110,6 +110,22 @@ def test_what_was_kept_is_sent_first_and_each_once(servers, gateway, local):
     assert bodies == [b"before 1", b"before 2", b"after"]
 
 
+def test_what_was_kept_before_is_not_new(servers, gateway, local):
+    for n in range(120):  # more than there are on a page
+        assert run(send(gateway, "/plain", f"before {n}")).status == 200
+    with servers.results.client as client:
+        journal = "forward:{journal}:deliveries"
+        assert poll(lambda: client.xlen(journal) >= 120, PATIENCE)
+        with forwarding(gateway, local):
+            for position, _ in client.xrevrange(journal, count=10):
+                client.xdel(journal, position)  # so that older ones are on the first page
+            assert run(send(gateway, "/plain", "after")).status == 200
+            assert local.got.get(timeout=PATIENCE).body == b"after"
+            assert run(send(gateway, "/plain", "the last")).status == 200
+            assert local.got.get(timeout=PATIENCE).body == b"the last"
+    assert local.got.empty()
+
+
 def test_one_is_sent_again(gateway, local):
     with forwarding(gateway, local) as printed:
         assert run(send(gateway, "/plain?x=1", "\x00once")).status == 200

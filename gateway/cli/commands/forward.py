@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -115,13 +116,13 @@ class API:
     ) -> list[dict[str, Any]]:
         """Return the kept deliveries that `query` takes, the oldest first.
 
-        Those with `known` ids are left out, and what is older than the page of the first of them.
+        Only those that are newer than each of the `known` ids.
         """
         found: list[dict[str, Any]] = []
         before: str | None = ""
         while before is not None:
             page = await self.get("deliveries", **query, limit=_PAGE, before=before)
-            new = [each for each in page["deliveries"] if each["id"] not in known]
+            new = list(takewhile(lambda each: each["id"] not in known, page["deliveries"]))
             found += new
             before = page["next"] if len(new) == len(page["deliveries"]) else None
         return found[::-1]
@@ -188,7 +189,7 @@ class Forwarder:
             try:
                 if not begun:
                     # Without filters, so that few are looked at again and again.
-                    page = await self._api.get("deliveries")
+                    page = await self._api.get("deliveries", limit=_PAGE)
                     first = await self._api.kept({**wanted, "since": since or "0s"})
                     self._note(each["id"] for each in page["deliveries"])
                     where = without_account(self._to)
