@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gateway.journal.entry import OPEN
 from gateway.journal.groups import FAILURES
 from tests.simulation import histories, promises
+from tests.simulation.gateways import WINDOW
 from tests.simulation.late_answers import late_answers
 from tests.simulation.promises import AFTERMATH, CALM, GRACE, MAIN, findings
 from tests.simulation.records import FORGETFUL, GONE, SILENT, Execution, Injected, Try
@@ -48,6 +49,7 @@ class Judge(promises.Judge):
     """Looks at all that a world has shown."""
 
     identified = (*IDENTIFIED, HASTY, LATE)
+    window = WINDOW
 
     def __init__(self, world: World):
         super().__init__(world.evidence, world.began)
@@ -174,6 +176,31 @@ def _hides(fault: Injected, one: Try, strategy: str, since: float) -> bool:
     # may open a new one only now.
     away = target == "broker" or server == "broker" or fault.kind == "frozen"
     return target == "redis" or (strategy == "pika" and away)
+
+
+def run_anew(judge: Judge) -> Iterator[str]:
+    """Find tasks that a later try ran again though their gateway could know that they succeeded.
+
+    It listens for the result of what it has published, so it does not matter how long that is kept.
+    """
+    tries = {one.id: one for one in judge.seen.tries}
+    runs: dict[str, list[Execution]] = defaultdict(list)
+    for e in judge.main:
+        runs[e.task_id].append(e)
+    for each in runs.values():
+        first = min(each, key=lambda e: e.stored)
+        one = tries.get(first.attempt)
+        if one is None or one.route not in judge.identified or first.delivery in judge.gone:
+            continue
+        for e in each:
+            later = tries.get(e.attempt, one)
+            known = first.stored + BACK < later.at
+            hidden = judge.hit(one.at, later.at, target="redis") or any(
+                fault.target == one.gateway and fault.overlaps(one.at, later.at)
+                for fault in judge.seen.injected
+            )
+            if known and not (hidden or any(e.failed for e in each)):
+                yield f"{judge.show(later)}, as {first.attempt} at {first.at - judge.began:.3f} s"
 
 
 def slow_refusals(judge: Judge) -> Iterator[str]:
@@ -388,6 +415,7 @@ RULES: dict[str, Callable[[Judge], Iterable[str]]] = {
     "errors of its own": internal,
     "unavailable though nothing is broken": unavailable,
     "answered without a result that was there": forgotten,
+    "run again though its end is known": run_anew,
     "refused late": slow_refusals,
     "held up by Redis": held_up_by_redis,
     "given up with a connection": given_up,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from math import inf
 
 from gateway.config.settings import Config
 from tests.simulation.records import (
@@ -55,6 +56,7 @@ class Judge:
     identified: Container[str] = ()
     in_order = False  # do the numbers of a delivery's tries say which was earlier?
     unique = True  # does each execution return a word that no other one returns?
+    window = inf  # seconds for which a delivery is recognized
     refusals = REFUSALS
     statuses: Container[int | str] = STATUSES
 
@@ -168,10 +170,13 @@ def second_ids(judge: Judge) -> Iterator[str]:
     """Find deliveries that ran under another task id though an earlier one had not failed."""
     if judge.forgot():
         return
-    routes = {one.delivery: one.route for one in judge.seen.tries}
+    firsts = {one.delivery: one for one in _firsts(judge.seen.tries)}
     tasks: dict[str, dict[str, list[Execution]]] = defaultdict(lambda: defaultdict(list))
     for e in sorted(judge.seen.executions, key=_number):
-        if routes.get(e.delivery) in judge.identified and e.task_id not in judge.again:
+        first = firsts.get(e.delivery)
+        if first is None or first.route not in judge.identified or e.task_id in judge.again:
+            continue
+        if e.at <= first.at + judge.window:
             tasks[f"{e.delivery} {e.name}"][e.task_id].append(e)
     for name, runs in tasks.items():
         unfailed = [task for task, all_ in runs.items() if not judge.has_failed(all_)]

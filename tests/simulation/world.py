@@ -23,7 +23,7 @@ from tests.simulation.persons import Persons
 from tests.simulation.rabbitmq_model import Broker
 from tests.simulation.records import FORGETFUL, GONE, Evidence, Execution, Injected
 from tests.simulation.redis_model import Redis
-from tests.simulation.senders import IDENTIFIED, Senders
+from tests.simulation.senders import IDENTIFIED, KEPT, Senders
 from tests.simulation.workers import APP, STOCK, Worker
 
 WARM = 4.0  # seconds until everything serves
@@ -33,6 +33,7 @@ AFTER = 12.0  # seconds of requests after that
 SETTLE = 60.0  # seconds until tasks and requests have to have ended
 QUIET = 12.0  # seconds until nothing may be held any more
 DELIVERIES = 170
+SHORT = 1 / 8  # of the seeds that have faults keep results not much longer than tasks take
 LONGEST = 600.0  # seconds that a simulation may last
 _moment = Struct("d").pack
 
@@ -57,8 +58,8 @@ class World:
 
     def _begin(self) -> None:
         plan, strategy = self.plan, self.strategy
-        #: Seconds that results are kept. In calm seeds some senders try again when these are gone.
-        self.expires = 25 if plan.calm else 300
+        #: Seconds that results are kept; some senders try again when these are gone.
+        self.expires = plan.expires
         late = late_answers.block(plan.replaces) if plan.late else None
         self.config = configuration(strategy, plan.queue, late, result_expires=self.expires)
         self._servers()
@@ -403,6 +404,10 @@ class Plan:
         self.scene = scenes.NONE
         if chance.random() < scenes.SHARE and not self.calm:
             self.scene = chance.choice(scenes.SCENES)
+        kept = Random(f"expiry {strategy} {seed}")
+        self.expires = KEPT
+        if self.calm or kept.random() < SHORT:
+            self.expires = 25 if self.calm else kept.randint(14, 20)
         self.senders: set[int] | None = None
         self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False
