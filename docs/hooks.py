@@ -7,6 +7,7 @@ first page, and any other file outside docs/ that a document names is shown on a
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from html import escape
 from pathlib import Path
@@ -17,6 +18,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gateway.cli import COMMANDS, command_line
+from loadtest import page as drawing
+from loadtest.figures import REPORTS
+from loadtest.report import Report
 
 ROOT = Path(__file__).parents[1]
 #: The documents beside docs/, and their places in the site.
@@ -27,7 +31,6 @@ BESIDE = {
 LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 #: The first line of an item of a list.
 ITEM = re.compile(r"( *)((?:[-*]|\d+\.) +)\S")
-TITLE = re.compile(r"<title>(.*?)</title>")
 LARGEST = 100_000  # bytes of a file that is shown
 
 
@@ -47,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
     documents = [*BESIDE, *(f"docs/{file.src_uri}" for file in files.documentation_pages())]
     files.append(File.generated(config, "commands.md", content=commands()))
-    files.append(File.generated(config, "reports/index.md", content=reports()))
+    add_reports(files, config)
     for document in documents:
         if (ROOT / document).is_file():
             for link, _ in LINK.findall((ROOT / document).read_text("utf-8")):
@@ -143,10 +146,13 @@ def commands() -> str:
     return "\n\n".join(parts)
 
 
-def reports() -> str:
-    """Return a list of the reports, which are pages of their own."""
+def add_reports(files: Files, config: MkDocsConfig) -> None:
+    """Draw each report of the load test, and list them."""
     lines = ["# Reports", "", "What [performance.md](../performance.md) is about, in full.", ""]
-    for file in sorted((ROOT / "docs" / "reports").glob("*.html")):
-        title = TITLE.search(file.read_text("utf-8"))
-        lines.append(f"- [{title[1] if title else file.stem}]({file.name})")
-    return "\n".join(lines)
+    for file in sorted(REPORTS.glob("*.json")):
+        figures = json.loads(file.read_text("utf-8"))
+        if "shown" in figures:  # the others are of faults and of the simulator
+            report, name = Report.read(figures), f"{file.stem}.html"
+            files.append(File.generated(config, f"reports/{name}", content=drawing.draw(report)))
+            lines.append(f"- [{report.experiment}]({name})")
+    files.append(File.generated(config, "reports/index.md", content="\n".join(lines)))

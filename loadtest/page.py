@@ -23,20 +23,19 @@ _pages = Environment(
 
 def write(report: Report, file: Path | None, plots: Path | None) -> None:
     """Write the page to `file`, and the report's plots to SVG files in the directory `plots`."""
-    drawn = [picture.lines(plot) for plot in report.plots]
     if file:
-        file.write_text(render(report, drawn), encoding="utf-8")
+        file.write_text(draw(report), encoding="utf-8")
     if plots:
-        for plot, lines in zip(report.plots, drawn, strict=True):
+        for plot in report.plots:
             name = f"{report.experiment}-{plot.name}.svg"
-            (plots / name).write_text(lines, encoding="utf-8")
+            (plots / name).write_text(picture.lines(plot), encoding="utf-8")
 
 
-def render(report: Report, drawn: Sequence[str]) -> str:
-    """Return the page; `drawn` are the report's plots."""
+def draw(report: Report) -> str:
+    """Return the page."""
     summaries = report.summaries()
     pictures = [
-        *((plot.title, "", lines) for plot, lines in zip(report.plots, drawn, strict=True)),
+        *((plot.title, "", picture.lines(plot)) for plot in report.plots),
         *(
             (title, _better(better, path, summaries), picture.bars(summaries, path, title))
             for title, better, path in report.charts

@@ -20,7 +20,7 @@ from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import BadRequest, RequestError
 from gateway.model import Seconds, matching
 from gateway.outcome import SUCCESS, Outcome
-from gateway.sources.base import Source, Verified, listed
+from gateway.sources.base import Source, Verified, as_list
 
 PARAM = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 #: The path of result URLs; no route may use it.
@@ -39,7 +39,7 @@ _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatc
 
 
 #: What a value in `when` may be: one of these.
-_Wanted = Annotated[list[str | int | bool], BeforeValidator(listed), Field(min_length=1)]
+_Wanted = Annotated[list[str | int | bool], BeforeValidator(as_list), Field(min_length=1)]
 
 
 class Route(TaskSettings):

@@ -32,7 +32,7 @@ from gateway.config.urls import TLS
 from gateway.errors import PluginError
 from gateway.model import File, Model, Seconds, Text, matching
 from gateway.sources import of, options_class
-from gateway.sources.base import Options, listed
+from gateway.sources.base import Options, as_list
 
 #: The most bytes of a refused request in the journal.
 REFUSED_BYTES = 64 * 1024
@@ -51,7 +51,7 @@ def _strategy(name: str) -> str:
 
 def _urls(value: Any) -> Any:
     """Return a list from one URL, from several separated by `;` (as in Celery), or from a list."""
-    return value.split(";") if isinstance(value, str) else listed(value)
+    return value.split(";") if isinstance(value, str) else as_list(value)
 
 
 def _share(value: Any) -> float:

@@ -20,12 +20,12 @@ from gateway.errors import MethodNotAllowed
 from gateway.model import Model
 
 
-def listed(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     """Return a list as it is, and any other value as a list of one."""
     return value if isinstance(value, list) else [value]
 
 
-Secrets = Annotated[list[SecretStr], BeforeValidator(listed), Field(min_length=1)]
+Secrets = Annotated[list[SecretStr], BeforeValidator(as_list), Field(min_length=1)]
 
 
 class Options(Model):

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from gateway.model import Model, matching
 from gateway.similar import meant
 from gateway.sources import proofs
-from gateway.sources.base import Sample, listed
+from gateway.sources.base import Sample, as_list
 from gateway.sources.places import IN_BODY, Place
 
 #: A place in a text: ``{header:x-time}``. Other braces are part of the text, as JSON has them.
@@ -34,8 +34,8 @@ def _one_of(names: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-Texts = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(listed)]
-Places = Annotated[list[Place], BeforeValidator(listed)]
+Texts = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(as_list)]
+Places = Annotated[list[Place], BeforeValidator(as_list)]
 Printable = Annotated[str, matching(r"[\x20-\x7e]*", "has printable ASCII characters only")]
 _Name = Annotated[str, matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "is no name of a header")]
 
@@ -94,7 +94,7 @@ class Block(Model):
     #: Several: each of them is accepted, and ``{hash}`` in the prefix is the name of its hash.
     algorithms: Annotated[
         list[Annotated[str, _one_of(proofs.ALGORITHMS)]],
-        BeforeValidator(listed),
+        BeforeValidator(as_list),
         Field(min_length=1),
     ] = Field(["hmac-sha256"], alias="algorithm")
     key: Annotated[str, _one_of(proofs.KINDS)] = "utf8"

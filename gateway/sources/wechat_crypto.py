@@ -31,7 +31,7 @@ from pydantic import BeforeValidator, SecretStr, field_validator, model_validato
 
 from gateway.delivery import Request
 from gateway.errors import NotDecrypted, SignatureMismatch, SignatureMissing
-from gateway.sources.base import Options, listed
+from gateway.sources.base import Options, as_list
 from gateway.sources.proofs import check_time
 from gateway.sources.reading import read_query
 
@@ -43,9 +43,9 @@ class CryptoOptions(Options):
     """The options of `MessageCrypto`; ``secrets`` are tokens, valid together with any key."""
 
     #: EncodingAESKeys; each of them is tried, so that a key can be replaced by another.
-    aes_key: Annotated[list[SecretStr], BeforeValidator(listed)] = []
+    aes_key: Annotated[list[SecretStr], BeforeValidator(as_list)] = []
     #: The receive ids of accepted messages ("": messages without one; "*": any).
-    receive_id: Annotated[list[str], BeforeValidator(listed)] = []
+    receive_id: Annotated[list[str], BeforeValidator(as_list)] = []
 
     @field_validator("aes_key")
     @classmethod

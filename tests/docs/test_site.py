@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from html import unescape
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
 from gateway.cli import COMMANDS
+from loadtest import figures, render
 from tests.docs.test_documents import ROOT, text
 
 pytest.importorskip("mkdocs", reason="install celery-gateway[docs]")
@@ -63,6 +65,22 @@ def test_each_command_has_its_options_there(site):
     page = (site / "commands.html").read_text("utf-8")
     for command in COMMANDS:
         assert f">gateway {command}</h2>" in page and f"usage: gateway {command} " in page
+
+
+def test_each_report_is_drawn_from_its_figures(site):
+    listed = re.findall(
+        r'href="([\w-]+)\.html">\1<', (site / "reports/index.html").read_text("utf-8")
+    )
+    named = re.findall(r"\(reports/([\w-]+)\.json\)", text("docs/performance.md"))
+    assert set(named) <= set(listed)
+    for name in listed:
+        report = render.read(figures.REPORTS / f"{name}.json")
+        page = unescape((site / f"reports/{name}.html").read_text("utf-8"))
+        judged = report.target_lines() if report.targets else []
+        for cell in (cell for line in judged + report.lines() for cell in line):
+            assert cell.partition(" (")[0] in page, name
+        for said in (report.conclusion, report.advice, *report.problems(), report.disturbance()):
+            assert said in page, name
 
 
 def test_each_document_has_its_place_in_the_list():

@@ -635,7 +635,7 @@ def report() -> Report:
 
 
 def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report):
-    drawn = page.render(report, [picture.lines(plot) for plot in report.plots])
+    drawn = page.draw(report)
     assert not re.search(ELSEWHERE, drawn)
     assert "<b>" not in drawn and "R&amp;D" in drawn
     text = unescape(re.sub(r"<style>.*?</style>|<[^>]*>|\s+(?=\s)", "", drawn, flags=re.DOTALL))
@@ -645,7 +645,7 @@ def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report)
 
 def test_a_failed_run_is_what_its_page_says_first(report: Report):
     report.failures.append("a, repeat 1: it broke")
-    drawn = page.render(report, [picture.lines(plot) for plot in report.plots])
+    drawn = page.draw(report)
     assert drawn.index("it broke") < drawn.index("Reached: ")
 
 

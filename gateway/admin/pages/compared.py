@@ -96,7 +96,7 @@ def _fields(entry: Entry, bodies: bool) -> dict[str, str]:
         "Error": entry.error,
         "Status": status(entry),
         "Answered after": "" if entry.status is None else lasting(entry.seconds),
-        "Tries of its task": attempts,
+        "Attempts of its task": attempts,
         "Sent again": str(entry.replays or ""),
         "Received": entry.delivery["received_at"],
         "From": entry.delivery.get("remote", ""),

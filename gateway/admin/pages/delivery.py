@@ -36,8 +36,8 @@ _ENDS = {
     states.IGNORED: "No route takes it: <b>{error}</b>.",
     states.ACCEPTED: "The message for <b>{task}</b> is published; no worker has told of it yet.",
     states.RUNNING: "A worker has begun <b>{task}</b>.",
-    states.SUCCEEDED: "<b>{task}</b> succeeded{tries}.",
-    states.FAILED: "<b>{task}</b> failed{tries}: <b>{error}</b>.",
+    states.SUCCEEDED: "<b>{task}</b> succeeded{attempts}.",
+    states.FAILED: "<b>{task}</b> failed{attempts}: <b>{error}</b>.",
     states.DEAD_LETTERED: "<b>{task}</b> has ended its workers: <b>{error}</b>.",
     states.EXPIRED: "No worker began <b>{task}</b> in time: <b>{error}</b>.",
     states.REPLAYED: "It was sent again as another task, whose end is not known yet.",
@@ -169,13 +169,13 @@ def edited(entry: Entry, text: str) -> bytes:
 
 def story(config: Config, entry: Entry) -> str:
     """Say what happened, and whether the sender sends the delivery again; markup."""
-    tries = f" in each of {entry.attempts} tries" if entry.state == states.FAILED else ""
+    attempts = f" in each of {entry.attempts} attempts" if entry.state == states.FAILED else ""
     if entry.state == states.SUCCEEDED:
-        tries = f" at try {entry.attempts}"
+        attempts = f" at attempt {entry.attempts}"
     text = _ENDS.get(entry.state, f"A newer gateway says: {entry.state}.").format(
         task=escape(entry.task),
         error=escape(entry.error.rstrip(".") or "the reason is not known"),
-        tries=tries if entry.attempts > 1 else "",
+        attempts=attempts if entry.attempts > 1 else "",
     )
     if entry.edited_from:
         return f"{text} It is an edited copy of another delivery, so no sender waits for an answer."
@@ -234,7 +234,7 @@ def _worked(entry: Entry) -> list[Event]:
         if begun := run.get("begun_at"):
             since = add("A worker has begun it", "when that was noticed", begun)
         detail = run.get("error") or "it succeeded"
-        detail += f", {many} tries" if many > 1 else ""
+        detail += f", {many} attempts" if many > 1 else ""
         if state in states.LATE:
             detail, state = "its result was stored", states.SUCCEEDED
         if ended := run.get("ended_at"):

@@ -46,7 +46,7 @@ class Workers(View):
         return {
             "command": f"celery -A YOUR_APP worker -Q {','.join(self.config.queues)}",
             "idle": idle, "look": look, "opened": self.get_query_argument("open", ""),
-            "rows": listed(look, self.shared.asked.seen, limits(self.config)),
+            "rows": rows(look, self.shared.asked.seen, limits(self.config)),
         }  # fmt: skip
 
 
@@ -61,9 +61,7 @@ def limits(config: Config) -> dict[str, float]:
     return found
 
 
-def listed(
-    look: Look, seen: dict[str, tuple[float, Worker]], limits: dict[str, float]
-) -> list[Row]:
+def rows(look: Look, seen: dict[str, tuple[float, Worker]], limits: dict[str, float]) -> list[Row]:
     """Return the workers that have answered now or before: lost ones, hanging ones, the others."""
     rows = []
     young = {name: each for name, each in look.workers.items() if each.uptime is not None}

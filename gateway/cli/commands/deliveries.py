@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fnmatch
 import getpass
 import logging
 import os
@@ -21,6 +20,7 @@ from gateway.archive.erasing import LEFT, Erased, erase
 from gateway.archive.reading import reading
 from gateway.backoff import Backoff
 from gateway.cli import add_settings, configuration, printed, shown, tell
+from gateway.config.pointers import glob
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
@@ -178,7 +178,7 @@ def _why_none(config: Config, wanted: Filter) -> str:
     if not config.journal:
         return f", and {_NOTHING}"
     paths = [route.path for route in config.routes]
-    if wanted.route and not fnmatch.filter(paths, wanted.route):
+    if wanted.route and not any(map(glob(wanted.route), paths)):
         return f"; a route is named as in the configuration: {', '.join(paths[:5])}"
     return ""
 

@@ -35,7 +35,7 @@ from gateway.sources.wechat_message import Message
 TIMEOUT = 60.0  # seconds without a byte of the answer
 _MOST = 16 * 2**20  # bytes of an answer
 #: Headers of the answer that are not printed.
-_DULL = {"date", "server", "connection", "keep-alive", "content-length", "transfer-encoding"}
+_NOT_PRINTED = {"date", "server", "connection", "keep-alive", "content-length", "transfer-encoding"}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +209,7 @@ def _send(outgoing: Outgoing, source: Source) -> int:
         connection.close()
     print(shown(f"{response.status} {response.reason}"))
     for name, value in response.getheaders():
-        if name.lower() not in _DULL:
+        if name.lower() not in _NOT_PRINTED:
             print(shown(f"{name}: {value}"))
     opened = _opened(body, source)
     if opened is not None:

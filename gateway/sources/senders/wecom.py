@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 
 from gateway.answer import TEXT, Answer
 from gateway.delivery import Request
-from gateway.sources.base import Draft, Signed, listed
+from gateway.sources.base import Draft, Signed, as_list
 from gateway.sources.senders.wechat import WeChat
 from gateway.sources.wechat_crypto import CryptoOptions, Sealed
 from gateway.sources.wechat_message import SAMPLES
@@ -24,7 +24,7 @@ class Options(CryptoOptions):
     For a third party's callbacks it is the suite id, for an intelligent robot "".
     """
 
-    aes_key: Annotated[list[SecretStr], BeforeValidator(listed), Field(min_length=1)]
+    aes_key: Annotated[list[SecretStr], BeforeValidator(as_list), Field(min_length=1)]
 
 
 class WeCom(WeChat):

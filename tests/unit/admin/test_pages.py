@@ -28,7 +28,7 @@ from gateway.admin.pages.delivery import commands, editable, edited, story, time
 from gateway.admin.pages.overview import failures
 from gateway.admin.pages.routes import stages
 from gateway.admin.pages.sources import NEXT, others, verdict
-from gateway.admin.pages.workers import LONG, limits, listed
+from gateway.admin.pages.workers import LONG, limits, rows
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
 from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
@@ -166,9 +166,9 @@ def test_every_state_has_a_look_and_what_is_written_is_escaped():
     ("changed", "parts"),
     [
         ({}, ["<b>shop.run</b> succeeded.", "answered 200 after 11.2 ms, so it will not send"]),
-        ({"attempts": 3}, ["succeeded at try 3."]),
+        ({"attempts": 3}, ["succeeded at attempt 3."]),
         ({"state": states.FAILED, "error": f"KeyError: {MARKUP}", "status": 502, "attempts": 3},
-         [f"in each of 3 tries: <b>KeyError: {ESCAPED}</b>", "if it repeats what was not taken"]),
+         [f"in each of 3 attempts: <b>KeyError: {ESCAPED}</b>", "if it repeats what was not"]),
         ({"state": states.RECEIVED, "status": None}, ["no answer yet"]),
         ({"state": states.ACCEPTED, "status": 0}, ["had left after", "may send it again"]),
         ({"state": states.EXPIRED, "error": ""}, ["the reason is not known"]),
@@ -195,7 +195,7 @@ def test_the_timeline_has_what_is_known():
     )
     begun, worked = timeline(Config(), later)
     assert begun[-1].name == "Sender left"
-    assert [(each.detail, each.at) for each in worked] == [("x, 2 tries", 72.0)]
+    assert [(each.detail, each.at) for each in worked] == [("x, 2 attempts", 72.0)]
     unknown = replace(ENTRY, published=None, status=None)
     assert [each.name for each in timeline(Config(), unknown)[0]] == ["Received"]
 
@@ -211,7 +211,7 @@ def test_the_timeline_has_each_run_and_the_late_answer():
     )  # fmt: skip
     _, worked = timeline(Config(), late)
     assert [(each.name, each.detail, each.at) for each in worked] == [
-        ("It has ended", "x, 2 tries", None), ("Sent again", "as another task", 20.0),
+        ("It has ended", "x, 2 attempts", None), ("Sent again", "as another task", 20.0),
         ("A worker has begun it", "when that was noticed", 21.0),
         ("Sent again", "by ann, as another task", 30.0),
         ("A worker has begun it", "when that was noticed", 31.0),
@@ -372,12 +372,12 @@ def test_lost_and_hanging_workers_come_first():
     at = 10_000.0
     look = Look(at, workers={"a": worker(), "b": worker(at - 1, at - LONG - 1), "c": worker(at)})
     seen = {**{name: (at, each) for name, each in look.workers.items()}, "d": (at - 60, worker())}
-    rows = listed(look, seen, {})
-    assert [(row.name, row.state) for row in rows] == [
+    shown = rows(look, seen, {})
+    assert [(row.name, row.state) for row in shown] == [
         ("d", "lost"), ("b", "hangs"), ("a", "online"), ("c", "online"),
     ]  # fmt: skip
-    assert rows[1].longest == LONG + 1 and rows[2].longest is None
-    unasked = listed(Look(at, unasked="no answer"), seen, {})
+    assert shown[1].longest == LONG + 1 and shown[2].longest is None
+    unasked = rows(Look(at, unasked="no answer"), seen, {})
     assert {row.state for row in unasked} == {"unknown"}
 
 
@@ -399,12 +399,12 @@ def test_a_task_hangs_when_its_callers_have_waited_for_ten_deadlines():
     for task, seconds, state in (("quick", 49, "online"), ("quick", 51, "hangs"),
                                  ("other", LONG + 1, "hangs"), ("both", 51, "online")):  # fmt: skip
         look = Look(at, workers={"a": Worker(running=[Running("1", task, at - seconds, True)])})
-        (row,) = listed(look, {"a": (at, look.workers["a"])}, found)
+        (row,) = rows(look, {"a": (at, look.workers["a"])}, found)
         assert row.state == state
     # The one that hangs is shown, not the one that has run for the longest time.
     both = [Running("1", "other", at - 100, True), Running("2", "quick", at - 60, True)]
     look = Look(at, workers={"a": Worker(running=both)})
-    (row,) = listed(look, {"a": (at, look.workers["a"])}, found)
+    (row,) = rows(look, {"a": (at, look.workers["a"])}, found)
     assert (row.state, row.longest, row.limit) == ("hangs", 60, 50)
 
 
@@ -415,10 +415,10 @@ def test_a_task_hangs_when_its_callers_have_waited_for_ten_deadlines():
 def test_a_worker_is_not_lost_where_another_has_begun_for_its_queues(uptime, queues, state):
     look = Look(1_000.0, workers={"new": Worker(queues=queues, uptime=uptime)})
     seen = {"new": (1_000.0, look.workers["new"]), "old": (940.0, Worker(queues={"q"}))}
-    assert {row.name: row.state for row in listed(look, seen, {})}["old"] == state
+    assert {row.name: row.state for row in rows(look, seen, {})}["old"] == state
     # It replaces one, and none of which it is not known what it has consumed.
     seen |= {"other": (940.0, Worker(queues={"q"})), "unknown": (940.0, Worker())}
-    found = {row.name: row.state for row in listed(look, seen, {})}
+    found = {row.name: row.state for row in rows(look, seen, {})}
     assert (found["other"], found["unknown"]) == ("lost", "lost")
 
 

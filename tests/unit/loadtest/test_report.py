@@ -32,7 +32,7 @@ def made(repeats: int, **more: object) -> Report:
 
 
 def drawn(report: Report) -> str:
-    return page.render(report, [picture.lines(plot) for plot in report.plots])
+    return page.draw(report)
 
 
 def words(html: str) -> str:
