@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import NamedTuple
 
 from gateway.archive.database import Database
 from gateway.archive.tables import row
@@ -30,13 +29,6 @@ MOST, MOST_BYTES = 500, 4 << 20
 QUIET = 1.0
 _PAUSE = 0.5  # seconds between two looks, where there was little
 _PRUNE = 60.0  # seconds between two looks for what is too old, or too much
-
-
-class Copied(NamedTuple):
-    """How many changes were archived, and how many more there may be."""
-
-    changes: int
-    more: bool
 
 
 class Archiver:
@@ -66,7 +58,7 @@ class Archiver:
                             log.info("deliveries are archived again")
                         self._told = ""
                         backoff.reset()
-                        if not copied.more and not marked:
+                        if copied < MOST // 2 and not marked:
                             await asyncio.sleep(_PAUSE)
             except GatewayError as exc:
                 if str(exc) != self._told:
@@ -82,10 +74,10 @@ class Archiver:
             async with aclosing(self._mark(store)) as marking:
                 async for _ in marking:
                     pass
-            more = True
-            while more:
-                copied = await self._copy(store, 0.0)
-                number, more = number + copied.changes, copied.more
+            # What changes meanwhile is for the next run, or this one might never end.
+            begun = monotonic()
+            while copied := await self._copy(store, monotonic() - begun):
+                number += copied
         return number
 
     async def _mark(self, store: JournalStore) -> AsyncGenerator[bool, None]:
@@ -102,8 +94,8 @@ class Archiver:
                     await store.mark(sorted(new))
                 yield True
 
-    async def _copy(self, store: JournalStore, age: float) -> Copied:
-        """Copy a batch of those that have not changed for `age` seconds.
+    async def _copy(self, store: JournalStore, age: float) -> int:
+        """Copy a batch of those that have not changed for `age` seconds; return how many.
 
         First what is too old is removed, as there may be no room otherwise.
         """
@@ -120,7 +112,7 @@ class Archiver:
         await asyncio.to_thread(writing.__exit__, None, None, None)
         if changes:
             await store.archived(changes)
-        return Copied(len(changes), len(changes) >= MOST // 2)
+        return len(changes)
 
     async def _prune(self) -> None:
         if monotonic() - self._pruned < _PRUNE:

@@ -337,7 +337,7 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
             else:
                 await store._run("DEL", key)
                 await store._run("SET" if value else "LPUSH", key, value or "a list")
-            assert not (await Archiver(own)._copy(store, 0.0)).more
+            assert await Archiver(own)._copy(store, 0.0) == 2
             assert await store.unarchived(10) == []
             for wanted in (Filter(), Filter(text="hello"), Filter(route="/a", status="-")):
                 async with aclosing(store.find(wanted)) as entries:
@@ -496,6 +496,13 @@ def test_what_is_old_or_too_much_is_removed(config):
     assert "0" in left and "2" not in left
     number, left_bytes = database.size()
     assert 1_000 < number < 6_000 and left_bytes <= size // 2
+
+
+def test_all_is_copied_where_few_deliveries_are_as_many_bytes_as_a_batch_has(config, monkeypatch):
+    monkeypatch.setattr("gateway.archive.archiver.MOST_BYTES", 1_000)
+    written(config, *(begun(str(i), "x" * 1_000) for i in range(5)))
+    assert archive(config) == 5
+    assert len(stored(config)) == 5
 
 
 def test_what_cannot_be_removed_stops_no_copying(config, monkeypatch, caplog):
