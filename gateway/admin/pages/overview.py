@@ -22,9 +22,9 @@ from gateway.process import health
 
 #: By range: how many slots of the history a column of the plots has.
 _GROUP = {"10m": 5, "6h": 30, "14d": 36}
-#: Seconds that count as now; and how many requests, and which share of them, are worth a row.
 _ALL = "*"  # all gateways, in the place of one's name
-_NOW, _FEW, _SHARE = 600, 5, 0.05
+#: How many requests, and which share of them, are worth a row.
+_FEW, _SHARE = 5, 0.05
 _WIDTH, _HEIGHT = 1_000, 56  # of a plot
 _KEPT = 5.0  # seconds for which the lines of routes are shown again
 
@@ -34,7 +34,8 @@ class Trouble:
     """Something that needs somebody: its state, and what is told of it as markup.
 
     ``since`` is a time (epoch, or ISO 8601; "": not known), ``hours`` are counts for bars, and
-    ``link`` the path of a page, with its query.
+    ``link`` the path of a page, with its query. ``route`` is the path of the route whose failures
+    it tells.
     """
 
     state: str
@@ -45,6 +46,7 @@ class Trouble:
     link: str = ""
     go: str = ""
     query: dict[str, str] = field(default_factory=dict)
+    route: str = ""
 
 
 class Overview(View):
@@ -103,7 +105,7 @@ class Overview(View):
         groups = await self._groups()
         found += groups
         for row in rows:
-            found += _shares(row, any(row["path"] in each.what for each in groups))
+            found += _shares(row, any(row["path"] == each.route for each in groups))
         return sorted(found, key=lambda each: tone(each.state) != "bad")
 
     async def _groups(self) -> list[Trouble]:
@@ -126,6 +128,7 @@ class Overview(View):
                 trouble.why = f"{number(now)} in the last two hours, {number(group.count)} in all."
                 trouble.since, trouble.hours = (group.again or group.first) / 1000, group.hours
                 trouble.link, trouble.go = f"failures/{group.id}", "Open the group"
+                trouble.route = about.route
                 found.append(trouble)
         return found
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from gateway.admin.pages import overview
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.failures import before
-from gateway.admin.pages.overview import line, marked, most_waiting, not_done, share, summed
+from gateway.admin.pages.overview import (
+    Overview,
+    line,
+    marked,
+    most_waiting,
+    not_done,
+    share,
+    summed,
+)
 from gateway.admin.pages.view import Shared
 from gateway.admin.pages.widgets import bars
 from gateway.history.gateways import Line
@@ -96,3 +105,21 @@ def test_starts_are_marked_in_the_plots_and_told_where_a_group_began():
     assert before(group(7_180.0), found) == "That was 3 min after one 1.1 had started."
     assert before(group(500.0, 9_002.0), found) == "It came back 2 s after two 1.1 had started."
     assert before(group(5_000.0), found) == before(group(999.0), found) == ""
+
+
+async def test_failures_of_a_route_are_told_once_and_those_of_another_route_as_well():
+    about = About("failed", "/orders/paid", "t", "E", "")
+    groups = [Group(about, 9, 0, 0, [], [0] * 23 + [9])]
+
+    async def get() -> tuple[list[Group], str, str]:
+        return groups, "", ""
+
+    view: Any = SimpleNamespace(shared=SimpleNamespace(groups=SimpleNamespace(get=get)))
+    view.shared.gateways = SimpleNamespace(differences=[])
+    view._groups = partial(Overview._groups, view)
+    row = {"source": "", "last": slot(0, s2xx=80, s502=20), "failed": [20], "refused": [0]}
+    rows = [{**row, "path": path} for path in ("/", "/orders", "/orders/paid")]
+    found = await Overview._troubles(view, [], rows)
+    assert [each.what for each in found] == [
+        "<b>E</b> in /orders/paid", "<b>20 % of /</b> fail", "<b>20 % of /orders</b> fail",
+    ]  # fmt: skip
