@@ -20,12 +20,12 @@ START_TIMEOUT = 30.0  # seconds until a new child must answer
 ASK_TIMEOUT = 1.0  # seconds within which a working loop answers
 END_TIMEOUT = 10.0  # seconds beyond the grace period until a child that does not end is killed
 
-# A running parent starts children of the version that is installed by then, so this module and
-# `main` must not be renamed. `-m` is not used, because it imports from the working directory first,
-# which may contain a redis.py, for example. What the strategy `patches` is patched before any other
-# import, as modules that were imported earlier would not be.
 #: The longest line of a child, in bytes: each of its warnings may name many routes.
 _LINE = 1024 * 1024
+# A running parent starts children of the version that is installed by then, so `process/child.py`
+# and its `main` must not be renamed. `-m` is not used, because it imports from the working
+# directory first, which may contain a redis.py, for example. What the strategy `patches` is patched
+# before any other import, as modules that were imported earlier would not be.
 _CHILD = f"""\
 import sys
 from importlib import import_module
