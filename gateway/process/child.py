@@ -228,7 +228,3 @@ def _loop_factory(config: Config) -> Any:
     except ImportError:
         return None  # `auto`; for `uvloop` the parent has checked that it is installed
     return uvloop.new_event_loop
-
-
-if __name__ == "__main__":
-    main()
