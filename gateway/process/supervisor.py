@@ -83,8 +83,7 @@ class Supervisor:
         # connections wait for the next start.
         for listener in self._sockets:
             listener.close()
-        while self._keepers:
-            await self._keepers.stop(None)
+        await self._keepers.stop(None)
         log.info("stopped")
 
     def totals(self) -> Totals:
