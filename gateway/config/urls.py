@@ -72,7 +72,6 @@ _OF_BROKERS: dict[str, _Options] = {
     "redis": {"heartbeat": _HEARTBEAT},
     "rediss": {"heartbeat": _HEARTBEAT, **_SECURE},
 }
-BROKER_SCHEMES, STORE_SCHEMES = tuple(_OF_BROKERS), tuple(_OF_STORES)
 #: Parts of a URL that redis-py would also take from its options.
 _BEFORE = ("host", "hostname", "password", "path", "port", "userid", "username", "virtual_host")
 #: What does have an effect, by the URL's scheme.
