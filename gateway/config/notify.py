@@ -43,7 +43,7 @@ class Notify(Model):
         schemes = _SCHEMES.get(kind, ("https", "http"))
         try:
             parts = urlsplit(text)
-            well = parts.scheme in schemes and parts.hostname and (parts.port or 1)
+            well = parts.scheme in schemes and parts.hostname and parts.port != 0
         except ValueError:
             well = False
         if not well or not text.isascii() or not text.isprintable() or " " in text:
@@ -63,7 +63,7 @@ class Notify(Model):
             if not self.key:
                 raise ValueError("secret: is needed, as it signs the message")
             try:
-                assert self.signer
+                _ = self.signer  # made once; it says what is wrong with the secret
             except ValidationError as exc:
                 problem = exc.errors()[0]["msg"].removeprefix("Value error, ")
                 raise ValueError(f"secret: {problem}") from None

@@ -24,6 +24,7 @@ MAIL = "smtps://user@mail.example?from=a@b.example&to=c@d.example"
         ({"kind": "slack"}, "notify.url: is needed"),
         ({"kind": "slack", "url": "hooks.example"}, "notify.url: write https://HOST..., in ASCII"),
         ({"kind": "slack", "url": "https://h:x/hidden"}, "notify.url: write https://HOST..."),
+        ({"kind": "slack", "url": "https://h:0/hidden"}, "notify.url: write https://HOST..."),
         ({"kind": "email", "url": URL}, "notify.url: write smtps://HOST..., in ASCII"),
         ({"kind": "email", "url": "smtp://h?to=a@b"}, "smtps://HOST?from=ADDRESS&to=ADDRESS"),
         ({"kind": "email", "url": "smtp://h?from=a@b&to=c@d%0aX"}, "smtps://HOST?from=ADDRESS"),
