@@ -16,6 +16,7 @@ from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
 from gateway.amqp.reply_channel import connected_to_any
+from gateway.claims.claim import CLAIM_KEY, FAILURE_KEY, TAGGED_KEY
 from gateway.cli import add_settings, configuration
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
@@ -27,9 +28,9 @@ from gateway.stores.state_store import StateStore
 
 #: What follows the prefix in the names of the keys, and what such keys are.
 _KEYS = {
-    "c:": "claims",
-    "k:": "claims",
-    "failed:": "failures of tasks",
+    CLAIM_KEY: "claims",
+    TAGGED_KEY: "claims",
+    FAILURE_KEY: "failures of tasks",
     "also:": "further tasks",
     "{late}:": "late answers",
     "{journal}:": "the journal",
