@@ -361,6 +361,12 @@ class Config(Model):
         return f"gateway:{host}:{self.result_key_prefix}:"
 
     @property
+    def local_url(self) -> str:
+        """The URL of `host` and `port`, without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
     def strategy_info(self) -> StrategyInfo:
         """The properties of the strategy."""
         return properties(self.strategy)

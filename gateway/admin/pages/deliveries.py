@@ -23,6 +23,7 @@ from gateway.config.settings import Config
 from gateway.journal import entry as states
 from gateway.journal.entry import Entry, order
 from gateway.journal.filter import PARTS, Filter
+from gateway.shell import quoted
 
 #: How many of the newest are counted at most, and for how many seconds.
 _COUNTED, _BUDGET = 1_000, 0.05
@@ -188,12 +189,11 @@ def absolute(chosen: Filter) -> dict[str, str]:
 
 def first_commands(config: Config) -> list[str]:
     """Return what somebody can type to send a first delivery to this gateway."""
-    base = f"http://{config.host}:{config.port}"
-    for route in config.routes:
-        if route.source:
-            return [f"gateway send --as {route.source} {base}{route.path}"]
-        return [f"curl --data hello {base}{route.path}"]
-    return []
+    if not config.routes:
+        return []
+    route = config.routes[0]
+    program = f"gateway send --as {quoted(route.source)}" if route.source else "curl --data hello"
+    return [f"{program} {quoted(config.local_url + route.path)}"]
 
 
 def _iso(at: float) -> str:

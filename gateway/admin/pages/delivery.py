@@ -265,7 +265,7 @@ def commands(config: Config, entry: Entry, request: Original | None) -> dict[str
     delivery, params = entry.delivery, entry.delivery.get("params", {})
     filled = PARAM.sub(lambda found: quote(params.get(found[1], found[0]), ""), entry.path)
     text = delivery.get("query_string", "")
-    base = config.public_url or f"http://{config.host}:{config.port}"
+    base = config.public_url or config.local_url
     url = f"{base}{entry.request.get('path', filled)}" + (f"?{text}" if text else "")
     own = {name: value for name, value in request.headers.items() if name not in _CURLS}
     made = {"curl": shell.curl(entry.request.get("method", "POST"), url, own, data)}

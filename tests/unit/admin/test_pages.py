@@ -362,6 +362,8 @@ def test_what_is_typed_becomes_filters():
     assert typed('text:"a b" c') == {"text": "a b c"} and typed('text:""') == {}
     assert first_commands(Config(routes=[])) == []
     assert first_commands(Config()) == ["curl --data hello http://127.0.0.1:8000/"]
+    odd = Config(host="::1", routes=[{"path": "/a;b"}])
+    assert first_commands(odd) == ["curl --data hello 'http://[::1]:8000/a;b'"]
 
 
 def test_lost_and_hanging_workers_come_first():
