@@ -22,6 +22,9 @@ from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.strategies.celery_client import CeleryClient
 
+#: Seconds for which RabbitMQ waits for an acknowledgement, unless it is configured otherwise:
+#: https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
+CONSUMER_TIMEOUT = 1_800.0
 #: The attribute of tasks in which a worker with the app server has their parameters.
 PARAMETERS = "gateway_parameters"
 _QUESTIONS: dict[str, dict[str, Any]] = {

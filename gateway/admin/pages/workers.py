@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.view import View
 from gateway.config.settings import Config
-from gateway.strategies.workers import Running, Worker
+from gateway.strategies.workers import CONSUMER_TIMEOUT, Running, Worker
 
-#: Seconds after which RabbitMQ takes its messages from a worker, unless it is configured otherwise:
-#: https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
-LONG = 1_800.0
 #: A task whose callers wait hangs when it has run for so many of their deadlines.
 _DEADLINES = 10
 #: Seconds before a worker's last answer in which the one that replaces it may have begun.
@@ -55,8 +52,11 @@ def limits(config: Config) -> dict[str, float]:
     found: dict[str, float] = {}
     for route in config.routes:
         waits = route.answer == "wait" and not route.prefer
-        limit = min(_DEADLINES * route.deadline, LONG) if waits else LONG
-        for task, its in ((route.task, limit), *((also.task, LONG) for also in route.also)):
+        limit = min(_DEADLINES * route.deadline, CONSUMER_TIMEOUT) if waits else CONSUMER_TIMEOUT
+        for task, its in (
+            (route.task, limit),
+            *((also.task, CONSUMER_TIMEOUT) for also in route.also),
+        ):
             found[task] = max(found.get(task, 0.0), its)
     return found
 
@@ -67,7 +67,7 @@ def rows(look: Look, seen: dict[str, tuple[float, Worker]], limits: dict[str, fl
     young = {name: each for name, each in look.workers.items() if each.uptime is not None}
 
     def over(task: Running) -> float:
-        return look.at - task.began - limits.get(task.task, LONG)
+        return look.at - task.began - limits.get(task.task, CONSUMER_TIMEOUT)
 
     for name, (at, before) in seen.items():
         worker = look.workers.get(name)
@@ -75,7 +75,7 @@ def rows(look: Look, seen: dict[str, tuple[float, Worker]], limits: dict[str, fl
         worst = max(running, key=over) if running else None
         shown = worst if worst and over(worst) > 0 else running[0] if running else None
         longest = max(look.at - shown.began, 0.0) if shown else None
-        limit = limits.get(shown.task, LONG) if shown else LONG
+        limit = limits.get(shown.task, CONSUMER_TIMEOUT) if shown else CONSUMER_TIMEOUT
         # Where workers cannot be asked, it is not known that one is lost.
         state = "online" if worker else "unknown" if look.unasked else "lost"
         if state == "lost":

@@ -3,7 +3,6 @@
 RabbitMQ closes the channel of a worker that has not acknowledged a message for `consumer_timeout`,
 and sends all messages of that channel again. No client is told the value; it may be shorter or
 longer than RabbitMQ's default, for a queue by its argument `x-consumer-timeout`.
-https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from collections.abc import Collection, Iterator
 from gateway.cli.checks.finding import Finding, listed, warn
 from gateway.clock import time
 from gateway.config.settings import Config
-from gateway.strategies.workers import Answers
+from gateway.strategies.workers import CONSUMER_TIMEOUT, Answers
 
 LONG = "long tasks"
-DEFAULT = 1_800.0  # seconds, RabbitMQ's own consumer_timeout
 _AGAIN = (
     "where a task takes longer than RabbitMQ's consumer_timeout (30 minutes, unless it is set),"
     " its message is delivered again and the task begins once more"
@@ -98,4 +96,5 @@ def _timeout(config: Config, queues: Collection[str]) -> float:
         for queue in task.queue_names
     }
     values = [known.get(queue) for queue in queues]
-    return min((v / 1000 if isinstance(v, int) else DEFAULT for v in values), default=DEFAULT)
+    seconds = (v / 1000 if isinstance(v, int) else CONSUMER_TIMEOUT for v in values)
+    return min(seconds, default=CONSUMER_TIMEOUT)

@@ -28,7 +28,7 @@ from gateway.admin.pages.delivery import commands, editable, edited, story, time
 from gateway.admin.pages.overview import failures
 from gateway.admin.pages.routes import stages
 from gateway.admin.pages.sources import NEXT, others, verdict
-from gateway.admin.pages.workers import LONG, limits, rows
+from gateway.admin.pages.workers import limits, rows
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
 from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
@@ -37,7 +37,7 @@ from gateway.journal.entry import Entry, Original
 from gateway.metric_table import BUCKETS
 from gateway.metrics import Metrics
 from gateway.process.counters import Reader
-from gateway.strategies.workers import Running, Worker
+from gateway.strategies.workers import CONSUMER_TIMEOUT, Running, Worker
 
 
 def at(seconds: int) -> str:
@@ -372,13 +372,15 @@ def test_lost_and_hanging_workers_come_first():
         return Worker(running=running, queues={"q"}, uptime=1_000)
 
     at = 10_000.0
-    look = Look(at, workers={"a": worker(), "b": worker(at - 1, at - LONG - 1), "c": worker(at)})
+    look = Look(
+        at, workers={"a": worker(), "b": worker(at - 1, at - CONSUMER_TIMEOUT - 1), "c": worker(at)}
+    )
     seen = {**{name: (at, each) for name, each in look.workers.items()}, "d": (at - 60, worker())}
     shown = rows(look, seen, {})
     assert [(row.name, row.state) for row in shown] == [
         ("d", "lost"), ("b", "hangs"), ("a", "online"), ("c", "online"),
     ]  # fmt: skip
-    assert shown[1].longest == LONG + 1 and shown[2].longest is None
+    assert shown[1].longest == CONSUMER_TIMEOUT + 1 and shown[2].longest is None
     unasked = rows(Look(at, unasked="no answer"), seen, {})
     assert {row.state for row in unasked} == {"unknown"}
 
@@ -395,11 +397,12 @@ def test_a_task_hangs_when_its_callers_have_waited_for_ten_deadlines():
     ]
     found = limits(Config(routes=routes))  # type: ignore[arg-type] # as a file has it
     assert found == {
-        "quick": 50, **dict.fromkeys(("both", "slow", "further", "maybe"), LONG)
+        "quick": 50, **dict.fromkeys(("both", "slow", "further", "maybe"), CONSUMER_TIMEOUT)
     }  # fmt: skip
     at = 10_000.0
     for task, seconds, state in (("quick", 49, "online"), ("quick", 51, "hangs"),
-                                 ("other", LONG + 1, "hangs"), ("both", 51, "online")):  # fmt: skip
+                                 ("other", CONSUMER_TIMEOUT + 1, "hangs"),
+                                 ("both", 51, "online")):  # fmt: skip
         look = Look(at, workers={"a": Worker(running=[Running("1", task, at - seconds, True)])})
         (row,) = rows(look, {"a": (at, look.workers["a"])}, found)
         assert row.state == state
