@@ -168,7 +168,7 @@ class Route(TaskSettings):
             if place in named:
                 yield f"redact: {place} names the queue, and so it is kept in RabbitMQ"
             if any(_within(each, place) for each in late):
-                yield (f"redact: a late answer needs {place}, which is kept until that is sent")
+                yield f"redact: a late answer needs {place}, which is kept until that is sent"
 
     def _all_places(self) -> Iterator[tuple[str, str]]:
         yield from self.places()

@@ -478,4 +478,4 @@ def _of_dynamic(task: TaskSettings) -> Iterator[str]:
     if re.fullmatch(task.queue_pattern, task.static_queue):
         yield "static_queue: must not fit queue_pattern, as it does not expire"
     if (task.countdown or 0) >= task.queue_expires:
-        yield ("countdown: has to be below queue_expires, while which the worker holds it")
+        yield "countdown: has to be below queue_expires, as the worker holds the message meanwhile"

@@ -28,7 +28,7 @@ _NUMBER: _Value = ("a number", re.compile(r"\d+(\.\d+)?").fullmatch)
 _WHOLE: _Value = ("a whole number", re.compile(r"\d+").fullmatch)
 _BOOL: _Value = ("true or false", re.compile(r"true|false", re.I).fullmatch)
 _TEXT: _Value = ("a text", bool)
-_FILE: _Value = ("the path of a file that there is", isfile)
+_FILE: _Value = ("the path of a file that exists", isfile)
 _REQUIRED: _Value = (
     "CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE",
     re.compile(r"CERT_(REQUIRED|OPTIONAL|NONE)|required|optional|none").fullmatch,

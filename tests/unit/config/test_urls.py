@@ -141,7 +141,7 @@ NEITHER = "do not both know the option"
         ("sentinel://h?ssl_cert_reqs=CERT_NONE", "has no effect without ssl=true; add that"),
         ("rediss://h?ssl_cert_reqs=maybe", "has to be CERT_REQUIRED, CERT_OPTIONAL or CERT_NONE"),
         ("rediss://h?ssl_cert_reqs=cert_none", "has to be CERT_REQUIRED"),
-        ("rediss://h?ssl_ca_certs=/none", "ssl_ca_certs= has to be the path of a file that there"),
+        ("rediss://h?ssl_ca_certs=/none", "ssl_ca_certs= has to be the path of a file that exists"),
         ("rediss://h?ssl_cert_req=none", f"{NEITHER} ssl_cert_req=; did you mean ssl_cert_reqs?"),
         ("rediss://h?ssl_check_hostname=0", "ssl_check_hostname= has to be true or false"),
         ("rpc://", "rpc:// is a setting of the workers; leave this empty with the strategy pika"),
