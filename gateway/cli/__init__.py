@@ -150,7 +150,7 @@ class _Parser(argparse.ArgumentParser):
 #: The settings that are options, with their metavars and what they are.
 SETTINGS = {
     "strategy": ("NAME", "how results are awaited (redis); `gateway strategies` lists them"),
-    "config": ("FILE", "gateway.toml"),
+    "config": ("FILE", "the configuration, as gateway.toml (GATEWAY_CONFIG)"),
     "host": ("HOST", "address to listen on (127.0.0.1)"),
     "port": ("PORT", "port to listen on (8000)"),
     "uds": ("PATH", "UNIX socket, instead of a port"),
@@ -162,8 +162,8 @@ SETTINGS = {
     "admin_host": ("HOST", "for the pages and health (127.0.0.1)"),
     "admin_port": ("PORT", "for the pages and health (9464); 0: off"),
     "archive_url": ("URL", "postgresql:// or sqlite:///"),
-    "log_format": ("text|json", "text"),
-    "loop": ("auto|asyncio|uvloop", "auto"),
+    "log_format": ("text|json", "how log lines are written (text)"),
+    "loop": ("auto|asyncio|uvloop", "the event loop (auto: uvloop if it is installed)"),
 }
 
 

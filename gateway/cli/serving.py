@@ -111,7 +111,7 @@ def _sockets(config: Config) -> tuple[list[socket.socket], list[socket.socket]]:
         sockets = inherited(os.environ) or bind(config)
     except OSError as exc:
         where = config.uds or f"{config.host}:{config.port}"
-        remedy = "--uds names a path in a folder that there is, where no other file is"
+        remedy = "the folder of --uds has to exist, and no other file may have its path"
         raise _unbound(exc, where, remedy if config.uds else _other(exc, "")) from exc
     if not config.admin_port:
         return sockets, []

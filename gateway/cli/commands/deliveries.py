@@ -56,34 +56,33 @@ def options(parser: argparse.ArgumentParser) -> None:
         return added.add_argument
 
     lines = {"action": "store_true", "help": "one JSON object a line"}
-    add = command("list", _list, "the newest first", "wanted")
-    add("--limit", metavar="N", type=_number, default=20, help="at most (20)")
-    text = "those after this position, which a page has printed"
+    add = command("list", _list, "list deliveries, the newest first", "wanted")
+    add("--limit", metavar="N", type=_number, default=20, help="the most deliveries (20)")
+    text = "only older ones: continue at the position that the page before has printed"
     add("--before", metavar="POSITION", default="", type=_position, help=text)
     add("--json", **lines)
-    add = command("show", _show, "all that is known of one")
+    add = command("show", _show, "print all that is known of a delivery")
     add("id", metavar="ID", help="a delivery's id")
     add("--json", action="store_true", help="in one line")
-    command("watch", _watch, "each when it changes", "wanted")("--json", **lines)
-    add = command("replay", _replay, "run them again, as other tasks", "wanted")
-    add("ids", metavar="ID", nargs="*", help="deliveries' ids; without: a filter")
+    command("watch", _watch, "print each delivery when it changes", "wanted")("--json", **lines)
+    add = command("replay", _replay, "run deliveries again, as new tasks", "wanted")
+    add("ids", metavar="ID", nargs="*", help="ids of deliveries; without any, a filter is needed")
     add("--dry-run", action="store_true", help="list what would be replayed")
     add("--yes", action="store_true", help="do not ask before a filter's replay")
-    text = "also those that an interrupted replay, or another try, may have run"
+    text = "also deliveries whose task an interrupted replay, or another try, may have run"
     add("--again", action="store_true", help=text)
-    add("--rate", metavar="N", type=_rate, help="at most so many a second")
-    text = "for which results are waited for (10)"
+    add("--rate", metavar="N", type=_rate, help="the most deliveries a second")
+    text = "how long to wait for the results (10)"
     add("--wait", metavar="SECONDS", type=_seconds, default=10.0, help=text)
     add("--json", **lines)
-    command("groups", _groups, "failures in groups, the last one first")("--json", **lines)
+    command("groups", _groups, "list failures in groups, the last one first")("--json", **lines)
     add = command("mute", _change_group, "tell nothing of a group for a while", "group")
     text = "2026-01-31T12:00Z, or 15m, 2h, 7d from now; 0s: no longer"
     add("--until", metavar="TIME", type=_argument(read_until), required=True, help=text)
-    command(
-        "resolve", _change_group, "say that a group does not fail any more", "group", until=None
-    )
+    command("resolve", _change_group, "mark a group as resolved", "group", until=None)
     add = command("erase", _erase, "remove a person from all that is kept")
-    add("--text", metavar="TEXT", required=True, help="what stands for the person")
+    text = "a text that only this person's deliveries have, as an e-mail address"
+    add("--text", metavar="TEXT", required=True, help=text)
     add("--dry-run", action="store_true", help="only say what would be removed")
     add("--yes", action="store_true", help="do not ask before")
 
@@ -297,7 +296,7 @@ async def _erase(arguments: argparse.Namespace, config: Config) -> int:
     """Remove the deliveries that have a text, and the answers that do; say what is left."""
     text = arguments.text
     if not text.strip():
-        raise GatewayError("--text: say which text stands for the person")
+        raise GatewayError("--text: is empty; give a text that only this person's deliveries have")
     found = await erase(config, text, dry_run=True)
     if arguments.dry_run or not any(found):
         print(_erased("would be removed" if any(found) else "nothing has the text", found))

@@ -51,9 +51,13 @@ def options(parser: argparse.ArgumentParser) -> None:
         text = PARTS[name].help
         text = f"first what was kept, and {text}" if name == "since" else text
         add(f"--{name}", metavar=PARTS[name].metavar, default="", help=text)
-    text = "deliveries of routes with `args` or `kwargs` cannot be sent, as their requests are not"
-    add("--to", metavar="URL", required=True, help=f"the local server's URL; {text} kept")
-    add("--id", metavar="ID", action="append", default=[], help="only this one")
+    text = (
+        "the local server's URL; deliveries of routes with `args` or `kwargs` cannot be sent, as "
+        "their requests are not kept"
+    )
+    add("--to", metavar="URL", required=True, help=text)
+    text = "send only this delivery, and end; may be given several times"
+    add("--id", metavar="ID", action="append", default=[], help=text)
     add("--admin", metavar="URL", help=f"the admin port ({ADMIN}, or at GATEWAY_ADMIN_PORT)")
     add("--token", metavar="TOKEN", help="its `admin_token` (default: GATEWAY_ADMIN_TOKEN)")
 
