@@ -66,13 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
     port = os.environ.get("GATEWAY_ADMIN_PORT", "")
     named = arguments.admin or (f"http://127.0.0.1:{port}" if port else ADMIN)
     arguments.to = checked_url("--to", arguments.to)
-    arguments.admin = checked_url("--admin", named)
+    name = "--admin" if arguments.admin else "--admin, by default with GATEWAY_ADMIN_PORT"
+    arguments.admin = checked_url(name, named)
     wanted = {name: value for name in _FILTERS if (value := getattr(arguments, name))}
     # What goes wrong is said here; at the end it would log the requests that are cancelled.
     logging.getLogger("tornado").setLevel(logging.CRITICAL)
     token = arguments.token or os.environ.get("GATEWAY_ADMIN_TOKEN", "")
     if not token.isascii() or not token.isprintable():
-        raise GatewayError("--token: has letters that are not ASCII, or a line break; correct it")
+        name = "--token" if arguments.token else "GATEWAY_ADMIN_TOKEN"
+        raise GatewayError(f"{name}: has letters that are not ASCII, or a line break; correct it")
     return asyncio.run(_forward(arguments, wanted, token))
 
 
