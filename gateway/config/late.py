@@ -34,7 +34,6 @@ OURS = ("answer", "token", "app_id", "app_secret")
 #: Characters of a value; a longer one counts as missing.
 MAX_VALUE = 4_096
 
-_braces = re.compile(r"\{([^{}]*)\}")
 _OR = " or "
 _host = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?").fullmatch
 _header = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
@@ -43,7 +42,7 @@ _header = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 def _inside(template: Any) -> Iterator[str]:
     """Yield what is in braces in the texts of a template."""
     texts = (each for each in walk(template) if isinstance(each, str))
-    return (inner for text in texts for inner in _braces.findall(text))
+    return (inner for text in texts for inner in pointers.pointers_in(text))
 
 
 def fill(template: Any, values: Mapping[str, Any]) -> Any:
@@ -62,15 +61,15 @@ def fill(template: Any, values: Mapping[str, Any]) -> Any:
         return [fill(each, values) for each in template]
     if not isinstance(template, str):
         return template
-    whole = _braces.fullmatch(template)
-    return values[whole[1]] if whole else _braces.sub(lambda m: str(values[m[1]]), template)
+    whole = pointers.braces.fullmatch(template)
+    return values[whole[1]] if whole else pointers.braces.sub(lambda m: str(values[m[1]]), template)
 
 
 def fill_url(template: str, values: Mapping[str, Any]) -> str:
     """Return a URL; a value that is only a part of it is escaped. Raises as `fill` does."""
-    if _braces.fullmatch(template):
+    if pointers.braces.fullmatch(template):
         return str(fill(template, values))
-    return _braces.sub(lambda m: quote(str(values[m[1]]), "", errors="replace"), template)
+    return pointers.braces.sub(lambda m: quote(str(values[m[1]]), "", errors="replace"), template)
 
 
 class Fetch(Model):
@@ -162,7 +161,7 @@ class Late(Model):
                 raise ValueError("headers: a name has letters, digits and hyphens")
         if "{answer" in self.url or "{answer" in str(self.headers):
             raise ValueError("url, headers: the answer goes into the body")
-        fixed = urlsplit(_braces.sub("x", self.url)).netloc
+        fixed = urlsplit(pointers.braces.sub("x", self.url)).netloc
         if not self.url.startswith("{") and fixed not in self.hosts:
             raise ValueError(f"url: its host is none of `hosts`: {', '.join(self.hosts)}")
         if self.fetch is None and "token" in self.needs and self.token is None:

@@ -65,8 +65,8 @@ def _nearest(text: str, sentence: str) -> str:
 Pointer = Annotated[str, pointing(_POINTER, _SENTENCE)]
 #: The most publishers whose queues are remembered, and the most patterns.
 _PUBLISHERS, _GLOBS = 4_096, 512
-#: A pointer in braces within a text.
-_braces = re.compile(r"\{([^{}]*)\}")
+#: Finds a pointer in braces within a text.
+braces = re.compile(r"\{([^{}]*)\}")
 
 #: Returns the value that a delivery has at a pointer, or `MISSING`.
 Extractor = Callable[[Delivery], Any]
@@ -212,7 +212,7 @@ def check_template(text: str) -> str:
 
 def pointers_in(text: str) -> list[str]:
     """Return the pointers in braces in `text`, as `{event}` in `orders.{event}`."""
-    return _braces.findall(text)
+    return braces.findall(text)
 
 
 def filler(text: str) -> Callable[[Delivery], str]:
@@ -226,7 +226,7 @@ def filler(text: str) -> Callable[[Delivery], str]:
     finders = {place: finder(place) for place in places}
 
     def filled(delivery: Delivery) -> str:
-        name = _braces.sub(lambda found: finders[found[1]](delivery), text)
+        name = braces.sub(lambda found: finders[found[1]](delivery), text)
         if not name.isprintable() or len(name.encode()) > MAX_NAME:
             raise BadRequest(
                 f"{' and '.join(places)} have to make a printable name of at most {MAX_NAME} bytes."
