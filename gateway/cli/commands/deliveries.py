@@ -260,7 +260,8 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
         if not left:
             tell("nothing to replay")
             return code
-        if not named and not arguments.yes and not _agreed("Replay", len(left)):
+        would = f"{len(left)} deliver{'y' if len(left) == 1 else 'ies'} would be replayed"
+        if not named and not arguments.yes and not _agreed("Replay", would):
             tell("nothing was replayed")
             return 1
         filters = {k: getattr(arguments, k) for k in PARTS if getattr(arguments, k)}
@@ -298,10 +299,11 @@ async def _erase(arguments: argparse.Namespace, config: Config) -> int:
     if not text.strip():
         raise GatewayError("--text: is empty; give a text that only this person's deliveries have")
     found = await erase(config, text, dry_run=True)
+    would = _erased("would be removed" if any(found) else "nothing has the text", found)
     if arguments.dry_run or not any(found):
-        print(_erased("would be removed" if any(found) else "nothing has the text", found))
+        print(would)
         return 0
-    if not arguments.yes and not _agreed("Erase", found.journal + found.archive):
+    if not arguments.yes and not _agreed("Erase", would):
         tell("nothing was removed")
         return 1
     audit.note(audit.ERASURE, _who(), digest=audit.digest(text))
@@ -332,13 +334,11 @@ def _twice(chosen: Sequence[Entry]) -> str:
     return f"of {len(states)} to replay, {' and '.join(counts)}" if counts else ""
 
 
-def _agreed(do: str, number: int) -> bool:
-    """Ask whether to `do` it with so many deliveries; without a terminal that takes --yes."""
-    deliveries = f"{number} deliver{'y' if number == 1 else 'ies'}"
+def _agreed(do: str, would: str) -> bool:
+    """Ask whether to `do` what `would` describes; without a terminal that takes --yes."""
     if not sys.stdin.isatty():
-        done = {"Replay": "replayed", "Erase": "erased"}[do]
-        raise GatewayError(f"{deliveries} would be {done}: say --yes, or see --dry-run")
-    return input(f"{do} {deliveries}? [y/N] ").strip().lower() in ("y", "yes")
+        raise GatewayError(f"{would}: say --yes, or see --dry-run")
+    return input(f"{would}. {do}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.Namespace) -> int:
