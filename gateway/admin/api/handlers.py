@@ -23,7 +23,7 @@ _REF = "#/components/schemas/{model}"
 _PROBLEMS = {
     400: "A parameter is wrong",
     401: "The token is missing or wrong",
-    403: "The request comes from another web page",
+    403: "Another web page asks, or the user does not have the role",
     404: "There is no such delivery, group or route, no journal, or no [notify]",
     405: "The method is another one",
     409: "The delivery was not replayed",
