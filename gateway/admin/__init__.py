@@ -32,7 +32,7 @@ from tornado.routing import Router
 from tornado.web import Application, HTTPError, RequestHandler
 
 from gateway import __version__
-from gateway.admin.families import STARTED, expose, families, of_parent
+from gateway.admin.families import expose, families, of_parent
 from gateway.clock import time
 from gateway.history.gateways import Gateways
 from gateway.history.history import History
@@ -167,7 +167,7 @@ class Readiness(_Page):
             "routes": {each: self.ready(answers, each) for each in ([asked] if asked else paths)},
             "version": __version__,
             "strategy": self.supervisor.config.strategy,
-            "uptime": int(time() - STARTED),
+            "uptime": int(time() - self.supervisor.started),
             "warnings": [*health.warnings(answers), *differing],
             "children": [{"pid": child.pid, **(silent if checks is None else checks)}
                          for child, checks in answers],

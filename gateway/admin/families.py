@@ -17,7 +17,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway import __version__
-from gateway.clock import time
 from gateway.history.gateways import KINDS, Difference
 from gateway.metric_table import COUNTER, HISTOGRAM, METRICS, OTHER, PARENT, Metric
 from gateway.process import health
@@ -25,8 +24,6 @@ from gateway.process.counters import Exemplar, Labels, Totals
 from gateway.process.supervisor import Supervisor
 
 _OPEN = "application/openmetrics-text"
-#: When this process has begun, in seconds since the epoch.
-STARTED = time()
 
 
 @dataclass(slots=True)
@@ -61,7 +58,7 @@ def of_parent(
         "gateway_ready": {(): not supervisor.draining and health.ready(answers)},
         "gateway_processes": {(): len(answers)},
         "gateway_process_restarts_total": {(): supervisor.restarts},
-        "gateway_start_time_seconds": {(): STARTED},
+        "gateway_start_time_seconds": {(): supervisor.started},
         "gateway_differing": {(kind,): differing[kind] for kind in KINDS},
     }
 

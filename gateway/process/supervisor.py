@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 
 from gateway.background import Tasks, happens
 from gateway.backoff import Backoff
-from gateway.clock import monotonic
+from gateway.clock import monotonic, time
 from gateway.config.cross_checks import problems
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
@@ -59,6 +59,7 @@ class Supervisor:
         self._ended: list[Growth] = []
         #: How many children have ended unexpectedly.
         self.restarts = 0
+        self.started = time()  # epoch
 
     async def start(self) -> None:
         """Start the children, and react to signals."""

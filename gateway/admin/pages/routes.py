@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from gateway.admin.api.operations import PATIENCE
-from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.delivery import timeline
 from gateway.admin.pages.view import View
@@ -60,7 +59,7 @@ class Routes(View):
             found, _ = await self.latest(Filter(route=opened, since=since), _NEWEST, PATIENCE)
         return {
             "in_force": in_force, "look": look, "opened": opened, "rows": rows,
-            "stages": stages(config, found), "started": STARTED,
+            "stages": stages(config, found), "started": self.supervisor.started,
         }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from gateway.admin.families import STARTED
 from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.view import View
 from gateway.clock import monotonic
@@ -118,8 +117,8 @@ class Sources(View):
             "kept": self.config.journal_refused and bool(self.config.journal),
             "others": others(found), "opened": self.get_query_argument("open", ""),
             "problem": problem, "reasons": REASONS,
-            "rows": sorted(rows, key=lambda row: order[row["state"]]), "started": STARTED,
-            "unsigned": list(dict.fromkeys(unsigned)),
+            "rows": sorted(rows, key=lambda row: order[row["state"]]),
+            "started": self.supervisor.started, "unsigned": list(dict.fromkeys(unsigned)),
         }  # fmt: skip
 
 
