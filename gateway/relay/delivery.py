@@ -198,7 +198,8 @@ class DeliveryInFlight(InFlight):
         self.guarded(self._advance, pending)
 
     def _advance(self, pending: PendingTask) -> None:
-        """Handle the confirm or the end of `pending`."""
+        """Handle the confirm or the end of `pending`; after the confirm, that of its result."""
+        stage = self.stage
         if pending.confirmed:
             self.stage = RESULT
         if pending.outcome is not None:
@@ -206,7 +207,8 @@ class DeliveryInFlight(InFlight):
         elif pending.error is not None:
             self.stage.failed(self, pending.error)
         else:
-            self.stage.confirmed(self)
+            assert pending.confirmed  # one that was abandoned is not followed
+            stage.confirmed(self)
 
     def release(self) -> None:
         self.stage.left(self)
@@ -324,7 +326,7 @@ class DeliveryInFlight(InFlight):
             self.idempotency.unattended.listen(self.claim, self.route.read)
 
     def _never(self, *_: object) -> None:
-        """Nothing is published yet, or the event has led to the next stage."""
+        """Nothing is published yet, or it is confirmed already."""
         raise AssertionError(f"while it waits for {self.stage.waits_for}")
 
     def _stop_waiting(self) -> None:
@@ -457,10 +459,10 @@ STAGES = (
     ),
     CONFIRMS := Stage(
         "the confirm",
-        _D._never, _D._ended, _D._refused, _D._no_confirm, _D._left_unconfirmed,
+        _D._confirmed, _D._ended, _D._refused, _D._no_confirm, _D._left_unconfirmed,
     ),
     RESULT := Stage(
         "the result",
-        _D._confirmed, _D._ended, _D._lost, _D._no_result, _D._left,
+        _D._never, _D._ended, _D._lost, _D._no_result, _D._left,
     ),
 )  # fmt: skip
