@@ -30,8 +30,8 @@ from gateway.relay.relay import Relay
 
 #: Bytes of memory that a header field, and a piece of a body, need beside their own bytes.
 FIELD, PIECE = 128, 64
-#: The start line as long as none has arrived.
-_NO_START = RequestStartLine("-", "-", "")
+#: The start line and the fields as long as none have arrived.
+_NO_START, _NO_HEADERS = RequestStartLine("-", "-", ""), Headers()
 
 
 class RequestContext:
@@ -76,7 +76,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         self._stream = stream
         self._connection = connection
         self._start = _NO_START
-        self._headers: Headers
+        self._headers = _NO_HEADERS
         self._in_flight: InFlight | None = None
         self._pieces: list[bytes] = []
         self._length = 0
@@ -187,15 +187,14 @@ class ReceivedRequest(HTTPMessageDelegate):
 
     def _refuse(self, error: RequestError, respond: Respond) -> None:
         path, _ = head.split_target(self._start.path)
-        headers = {} if self._start is _NO_START else self._headers
         arrived = self.arrived or monotonic()
-        about = (self._start.method, path, "", headers, b"", self._remote(), arrived, time())
+        about = (self._start.method, path, "", self._headers, b"", self._remote(), arrived, time())
         self._shared.relay.refuse(Request(*about, whole=False), error, respond)
 
     def _remote(self) -> str:
         """Return the sender's address; that of its proxy, as long as no header has come."""
-        names = "" if self._start is _NO_START else dict.get(self._headers, "x-forwarded-for", "")
-        return self._shared.proxies.sender(self._connection.remote, names)
+        forwarded_for = dict.get(self._headers, "x-forwarded-for", "")
+        return self._shared.proxies.sender(self._connection.remote, forwarded_for)
 
     def ended(self) -> None:
         """Stop counting the request, which is answered or has lost its connection."""
