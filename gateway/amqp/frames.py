@@ -15,6 +15,7 @@ from typing import Any
 
 from pika.data import encode_value
 from pika.exceptions import BodyTooLongError, ShortStringTooLong
+from pika.spec import BasicProperties
 
 from gateway.celery_message import MAX_STORED
 
@@ -80,25 +81,16 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 class Template:
     """Encodes mandatory messages for one exchange and routing key that share most headers.
 
-    `frame_max` is the frame size in bytes that was agreed with the broker; `headers` are those of
-    all messages. Each message may have up to ``room`` bytes of headers of its own. All headers are
-    in one frame, and the broker closes the connection for a frame that is too long.
+    `frame_max` is the frame size in bytes that was agreed with the broker; `shared` are the
+    properties of all messages: content type and encoding, headers and delivery mode, perhaps
+    priority and reply_to. Each message may have up to ``room`` bytes of headers of its own. All
+    headers are in one frame, and the broker closes the connection for a frame that is too long.
     """
 
     def __init__(
-        self,
-        channel: int,
-        frame_max: int,
-        routing_key: str,
-        *,
-        exchange: str = "",
-        priority: int | None = None,
-        content_type: str,
-        content_encoding: str,
-        delivery_mode: int,
-        reply_to: str | None,
-        headers: Mapping[str, Any],
+        self, channel: int, frame_max: int, exchange: str, routing_key: str, shared: BasicProperties
     ):
+        priority, reply_to = shared.priority, shared.reply_to
         flags = CONTENT_TYPE | CONTENT_ENCODING | HEADERS | DELIVERY_MODE | CORRELATION_ID
         if reply_to is not None:
             flags |= REPLY_TO
@@ -107,9 +99,11 @@ class Template:
         publish = _long(PUBLISH) + b"\0\0" + short(exchange) + short(routing_key) + _MANDATORY
         # Each piece ends where a part begins that differs from message to message.
         self._method = frame(METHOD, channel, publish) + _start(HEADER, channel, 0)[:3]
-        self._properties = flags.to_bytes(2) + short(content_type) + short(content_encoding)
-        self._headers = fields(headers)
-        self._mode = bytes((delivery_mode,) if priority is None else (delivery_mode, priority))
+        self._properties = flags.to_bytes(2) + short(shared.content_type)
+        self._properties += short(shared.content_encoding)
+        self._headers = fields(shared.headers)
+        mode = shared.delivery_mode
+        self._mode = bytes((mode,) if priority is None else (mode, priority))
         self._reply_to = (b"" if reply_to is None else short(reply_to)) + END
         self._fixed = 4 + 7 + len(self._properties) + 4 + len(self._headers)
         self._fixed += len(self._mode) + len(self._reply_to)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
+from pika import BasicProperties
 from pika.channel import Channel
 
 from gateway.amqp.connection import TurnConnection
@@ -274,15 +275,13 @@ class Templates:
         return template.message(message.task_id, headers, message.body)
 
     def _make(self, message: Message, reply_to: str | None) -> Template:
-        return Template(
-            self._channel,
-            self._frame_max,
-            message.queue,
-            exchange=message.options.exchange,
-            priority=message.priority,
+        exchange, queue = message.options.exchange, message.queue
+        shared = BasicProperties(
             content_type=CONTENT_TYPE,
             content_encoding=CONTENT_ENCODING,
-            delivery_mode=2 if message.persistent else 1,
-            reply_to=reply_to,
             headers=common_headers(message.task, message.options),
+            delivery_mode=2 if message.persistent else 1,
+            priority=message.priority,
+            reply_to=reply_to,
         )
+        return Template(self._channel, self._frame_max, exchange, queue, shared)

@@ -25,12 +25,10 @@ def frames(data: bytes) -> list[pika.frame.Frame]:
     return found
 
 
-def template(frame_max: int = 131_072, **options) -> Template:
-    options = {
-        "content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING, "delivery_mode": 1,
-        "reply_to": None, "headers": {}, **options,
-    }  # fmt: skip
-    return Template(CHANNEL, frame_max, options.pop("routing_key", "celery"), **options)
+def template(frame_max: int = 131_072, routing_key: str = "celery", **options) -> Template:
+    options = {"delivery_mode": 1, "headers": {}, **options}
+    shared = pika.BasicProperties(CONTENT_TYPE, CONTENT_ENCODING, **options)
+    return Template(CHANNEL, frame_max, "", routing_key, shared)
 
 
 names = st.text(max_size=63)  # 252 bytes at the most
