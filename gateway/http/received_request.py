@@ -162,7 +162,7 @@ class ReceivedRequest(HTTPMessageDelegate):
     def on_connection_close(self) -> None:
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
-            in_flight.cancel()
+            in_flight.guarded(in_flight.cancel)
 
     def timed_out(self) -> None:
         """End a request that has not arrived in time."""

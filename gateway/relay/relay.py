@@ -119,7 +119,7 @@ class Relay(Service):
         refused.trace, refused.kept = UNTRACED, not request.path.startswith(RESULTS)
         with suppress(RequestError):  # no route has this path
             self._find(refused)
-        refused.refuse(error)
+        refused.guarded(refused.refuse, error)
 
     def _deliver(self, in_flight: DeliveryInFlight) -> None:
         """Verify a delivery, find its route and publish its messages.

@@ -9,9 +9,10 @@ import pytest
 import uvloop
 
 from gateway import answer
+from gateway.http import server
 from gateway.relay import delivery
 from tests.support.http_client import Answer, request
-from tests.support.in_memory import Gateway, connected
+from tests.support.in_memory import Gateway, InMemory, connected
 from tests.support.stack import RabbitMQ, Server
 
 WORKER = {"app": "tests.integration.tasks"}
@@ -107,3 +108,40 @@ def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
         check(caplog, told, await ask(gateway, b"fine"), gateway, "/late")
 
     serve(work)
+
+
+class FailsOnce:
+    """A recorder with an error for the first request."""
+
+    failed = False
+
+    def ended(self, _: object) -> None:
+        if not self.failed:
+            self.failed = True
+            raise ZeroDivisionError
+
+
+def unrecorded(**settings: float) -> Gateway:
+    gateway = Gateway(lambda *_: InMemory(None), settings)
+    gateway.relay.context.recorders.append(FailsOnce())
+    return gateway
+
+
+async def test_a_refusal_that_cannot_be_recorded_leaves_the_others_their_timeouts(monkeypatch):
+    monkeypatch.setattr(server, "SWEEP", 0.05)
+    gateway = unrecorded(body_timeout=0.2)
+    for _ in range(2):
+        async with asyncio.timeout(5), await gateway.open() as connection:
+            connection.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nx")
+            assert (await connection.answer()).type == "body-too-slow"
+            await gateway.until_closed()
+    await gateway.close()
+
+
+async def test_a_client_that_has_left_and_cannot_be_recorded_is_not_waited_for_at_the_end():
+    gateway = unrecorded()
+    async with await gateway.open() as connection:
+        (await gateway.begin(connection)).confirm()
+    async with asyncio.timeout(5):
+        await gateway.until_closed()
+        await gateway.close()
