@@ -43,6 +43,11 @@ class PendingTask:
         #: Called once, when the wait ends or is abandoned: frees what the strategy holds.
         self.on_release = on_release
 
+    def also_release(self, release: Callable[[PendingTask], object]) -> None:
+        """Call `release` as well when the wait ends or is abandoned."""
+        before = self.on_release
+        self.on_release = release if before is None else lambda p: (before(p), release(p))
+
     def watch(self, changed: Callable[[PendingTask], object]) -> None:
         """Call `changed` at the confirm and at the end; immediately if either has come already."""
         if not self.ended:

@@ -99,7 +99,7 @@ class DynamicQueues(Service):
             pending.fail(exc)
             return
         # The request has `pending`, and the strategy settles `inner`.
-        pending.on_release = lambda _pending: inner.abandon()
+        pending.also_release(lambda _pending: inner.abandon())
 
         def changed(inner: PendingTask) -> None:
             if inner.confirmed:

@@ -75,7 +75,7 @@ class ResultWaiter(Service):
                 pending.confirm()
             woken.set()
 
-        pending.on_release = lambda _pending: woken.set()
+        pending.also_release(lambda _pending: woken.set())
         listeners = [
             (self._results.subscription, self._results.prefix + claim.task_id, on_result),
             (self._claims_subscription, claim.channel, on_claim),

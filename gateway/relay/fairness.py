@@ -61,17 +61,10 @@ class Fairness(Service):
 
     def follow(self, pending: PendingTask) -> None:
         """Count a message as unanswered until the wait for it ends."""
-        if pending.ended:
-            return
-        queue, release = pending.message.queue, pending.on_release
-        self._unanswered[queue] += 1
-
-        def on_release(pending: PendingTask) -> None:
-            self._unanswered[queue] -= 1
-            if release is not None:
-                release(pending)
-
-        pending.on_release = on_release
+        if not pending.ended:
+            queue = pending.message.queue
+            self._unanswered[queue] += 1
+            pending.also_release(lambda _pending: self._unanswered.subtract((queue,)))
 
     async def _keep_asking(self, publisher: Publisher) -> None:
         while True:
