@@ -34,7 +34,8 @@ CONNECT_TIMEOUT = 5  # seconds for TCP, TLS, AMQP and the queues together
 QUEUES_PATIENCE = 2  # seconds of that until what the broker says of queues is not waited for
 _NAMED = 5  # queues in a line of the log
 AT_ONCE = 16  # queues at the same time: each needs a channel, and some brokers allow only few
-#: Errors of a connection and of opening it; a connector's error is not an AMQPError.
+#: Errors of a connection and of opening it; a connector's error is not an AMQPError, and a
+#: TimeoutError is an OSError.
 ERRORS = (OSError, pika.exceptions.AMQPError, AMQPConnectorException)
 
 

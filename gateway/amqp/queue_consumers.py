@@ -198,7 +198,7 @@ class QueueConsumers(Service):
         try:
             async with asyncio.timeout(broker.CONNECT_TIMEOUT):
                 await step
-        except (*broker.ERRORS, BrokerUnavailable, TimeoutError) as exc:
+        except (*broker.ERRORS, BrokerUnavailable) as exc:
             log.info("dynamic queues are not watched for now: %s", describe(exc))
 
     async def _check(self) -> None:

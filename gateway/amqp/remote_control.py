@@ -116,7 +116,7 @@ class RemoteControl(Service):
                 backoff.reset()
                 self._opened.set()
                 await closed.wait()
-            except (*broker.ERRORS, TimeoutError) as exc:
+            except broker.ERRORS as exc:
                 log.warning("cannot ask workers about dynamic queues: %s", describe(exc))
             self._channel = None
             self._opened.clear()

@@ -75,7 +75,7 @@ class WorkerWatch(Service):
         try:
             async with asyncio.timeout(broker.CONNECT_TIMEOUT):
                 await step(connection)
-        except (*broker.ERRORS, TimeoutError) as exc:
+        except broker.ERRORS as exc:
             # Not a warning: an account may do without this, and the publisher logs each outage.
             log.debug("workers are not watched: %s", describe(exc))
 
