@@ -133,6 +133,9 @@ class DynamicQueues(Service):
             error = Unroutable(f"The broker refuses the queue {queue.name}: {exc.reply_text}")
         except (*broker.ERRORS, BrokerUnavailable) as exc:
             error = BrokerUnavailable(f"The queue {queue.name} was not declared: {describe(exc)}")
+        except Exception:  # without an end, nothing would declare this queue again
+            log.exception("the queue %s could not be declared", queue.name)
+            error = RequestError()
         waiting, queue.waiting, queue.task = queue.waiting, [], None
         for publish in waiting:
             try:

@@ -11,7 +11,13 @@ import pytest
 from gateway.amqp.dynamic_queues import DynamicQueues
 from gateway.celery_message import Message
 from gateway.config.settings import Config
-from gateway.errors import BrokerBlocked, BrokerUnavailable, QueueLimit, Unroutable
+from gateway.errors import (
+    BrokerBlocked,
+    BrokerUnavailable,
+    QueueLimit,
+    RequestError,
+    Unroutable,
+)
 from gateway.metric_table import QUEUES
 from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
@@ -111,11 +117,15 @@ async def test_a_returned_message_is_published_again_once(queues):
     assert queues.ids() == ["1", "1"]
 
 
-async def test_a_failed_declaration_is_the_error_of_all_that_wait(queues):
-    queues.error = BrokerUnavailable()
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(BrokerUnavailable(), BrokerUnavailable), (ZeroDivisionError(), RequestError)],
+)
+async def test_a_failed_declaration_is_the_error_of_all_that_wait(queues, error, told):
+    queues.error = error
     some = [queues.deliver(task) for task in "12"]
     await settled()
-    assert all(isinstance(each.error, BrokerUnavailable) for each in some)
+    assert {type(each.error) for each in some} == {told}
     assert queues.number() == 0
     queues.error = None
     queues.deliver("3")
