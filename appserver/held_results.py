@@ -25,7 +25,7 @@ from celery.worker import state
 
 HELD = 0.002  # seconds
 LONG = 8_192  # bytes; a longer result is not held
-AGAIN = 1.0  # seconds until what could not be stored is tried again
+AGAIN = 1.0  # seconds until what could not be written is tried again
 #: How often the thread finds nothing before it waits to be woken up, which costs more than looking.
 IDLE = 25
 
@@ -182,7 +182,15 @@ class HeldResults:
                 if idle >= IDLE:
                     self._watching.clear()
             if lasts:
-                self.flush()
+                self._flush_here()
+
+    def _flush_here(self) -> None:
+        """Write what is held, in this object's own thread, which an error must not end."""
+        try:
+            self.flush()
+        except Exception:  # it is held again; without this thread it would be held for ever
+            log.exception("Results could not be written; this is tried again")
+            time.sleep(AGAIN)
 
     def _forget(self) -> None:
         # In a child after a fork, the results are the parent's, and there is no thread.
@@ -256,11 +264,7 @@ class _Stores(HeldResults):
     def _run(self) -> None:
         while self._watching.wait():
             self._watching.clear()
-            try:
-                self.flush()
-            except Exception:  # it is held again; without this thread it would be held for ever
-                log.exception("Results could not be stored; this is tried again")
-                time.sleep(AGAIN)
+            self._flush_here()
 
 
 def _call_all(calls: Sequence[Callable[[], object]]) -> None:

@@ -71,6 +71,23 @@ def test_a_single_one_a_long_one_and_one_outside_a_turn_are_not_held():
     assert connection.writes == []
 
 
+def test_an_error_does_not_end_the_thread_that_writes_them(monkeypatch, caplog):
+    monkeypatch.setattr(held_results, "HELD", 0.002)
+    monkeypatch.setattr(held_results, "AGAIN", 0.0)
+    connection, errors = Connection(), [ZeroDivisionError()]
+
+    def publish_all(replies):
+        if errors:
+            raise errors.pop()
+        return connection.publish_all(replies)
+
+    held = HeldResults(publish_all, None)
+    held.begin(more=True)
+    hold(held.hold_reply, REPLY, forbidden)
+    assert connection.written.wait(SECONDS)
+    assert connection.writes == [["1"]] and "this is tried again" in caplog.text
+
+
 def test_a_turn_that_lasts_does_not_hold_them(monkeypatch):
     monkeypatch.setattr(held_results, "HELD", 0.002)
     monkeypatch.setattr(held_results, "IDLE", 1)
