@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class KombuPublisher:
-    """Has the methods of `publisher.Publisher`, but not its guarantees."""
+    """Publishes and revokes as `publisher.Publisher` does, but without its guarantees."""
 
     unconfirmed = 0  # there are no confirms
+    connection = None  # there is none of AMQP: what is asked of a broker is not asked
 
     def __init__(self, config: Config, metrics: Metrics):
         self._url = without_options(config.brokers[0])

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pika
 from kombu.utils.url import maybe_sanitize_url
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from gateway.amqp.kombu_publisher import KombuPublisher
 
 log = logging.getLogger(__name__)
+
+#: What `publisher_for` returns.
+AnyPublisher: TypeAlias = "Publisher | KombuPublisher"
 
 BACKOFF = (0.1, 5.0)  # seconds between attempts: the first, the longest
 STEADY = 1.0  # seconds; after a connection that lasted longer there is no pause
@@ -331,7 +334,7 @@ def _give_up(connection: TurnConnection, why: str) -> None:
 
 def publisher_for(
     config: Config, metrics: Metrics, throttling: ReadThrottling | None = None
-) -> Publisher | KombuPublisher:
+) -> AnyPublisher:
     """Make an AMQP publisher, or kombu's for the embedded server of `gateway dev`."""
     if config.amqp:
         return Publisher(config, metrics, throttling=throttling)

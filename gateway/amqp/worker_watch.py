@@ -17,7 +17,7 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway.amqp import broker
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.publisher import Publisher
+from gateway.amqp.publisher import AnyPublisher
 from gateway.amqp.reply_channel import ask
 from gateway.background import Service, Work
 from gateway.clock import monotonic
@@ -44,7 +44,7 @@ class Lost(NamedTuple):
 class WorkerWatch(Service):
     """Asks on channels of its own, because a missing queue or exchange closes the channel."""
 
-    def __init__(self, config: Config, publisher: Publisher, metrics: Metrics):
+    def __init__(self, config: Config, publisher: AnyPublisher, metrics: Metrics):
         self._paths = config.paths_by_queue
         self._publisher = publisher
         self._metrics = metrics

@@ -22,7 +22,6 @@ from contextlib import suppress
 from typing import Any
 
 from gateway import log
-from gateway.amqp.publisher import Publisher
 from gateway.amqp.worker_watch import WorkerWatch
 from gateway.celery_message import TaskIds
 from gateway.clock import monotonic
@@ -82,10 +81,7 @@ class Child:
         self._relay = Relay(config, strategy, metrics, ids, failpoint)
         self._server = Server(config, self._relay, metrics)
         self._lag = _LoopLag(metrics)
-        publisher = strategy.publisher
-        self._workers = (
-            WorkerWatch(config, publisher, metrics) if isinstance(publisher, Publisher) else None
-        )
+        self._workers = WorkerWatch(config, strategy.publisher, metrics)
 
     def held(self) -> dict[str, int]:
         """Return what this process holds: how many of each, or bytes."""
@@ -99,8 +95,7 @@ class Child:
         answering = asyncio.create_task(self._answer_parent(reader, writer))
         await self._relay.start()
         self._lag.start()
-        if self._workers is not None:
-            await self._workers.start()
+        await self._workers.start()
         await self._connected(self._config.confirm_timeout)
         # A full collection looks at every object that there is: with the modules and the settings,
         # which remain to the end, it would delay requests for 40 ms again and again.
@@ -123,8 +118,7 @@ class Child:
             logger.info("drained: all requests are answered")
         answering.cancel()
         self._lag.stop()
-        if self._workers is not None:
-            await self._workers.stop()
+        await self._workers.stop()
         await self._relay.stop()
         writer.close()
 
@@ -155,7 +149,7 @@ class Child:
                     health["starting"] = "no connections are accepted yet"
                 if self._server.draining:
                     health["draining"] = "shutting down"
-                warnings = self._workers.warnings if self._workers is not None else []
+                warnings = self._workers.warnings
                 for line in ([0, {"warnings": warnings}], [int(number), health]):
                     writer.write(json.dumps(line).encode() + b"\n")
         except ConnectionError:

@@ -75,12 +75,11 @@ class Context(Service):
         self.further = FurtherTasks(config.prefix, strategy, ids, taken)
         self.result_urls = ResultURLs(config, results.commands if results else None)
         fair = {q for route in config.routes if route.fair_by for q in route.queue_names}
-        publisher = strategy.publisher if isinstance(strategy.publisher, Publisher) else None
-        self.fairness = Fairness(fair, publisher if fair else None)
+        self.fairness = Fairness(fair, strategy.publisher)
         self.queues: DynamicQueues | None = None
         if config.dynamic_paths:
-            assert publisher is not None  # `cross_checks` refuses other brokers
-            self.queues = DynamicQueues(config, metrics, publisher)
+            assert isinstance(strategy.publisher, Publisher)  # `cross_checks` refuses other brokers
+            self.queues = DynamicQueues(config, metrics, strategy.publisher)
         # While it stops, the strategy still ends tasks, whose claims and entries are to be written.
         own = (self.tracer, results, self.idempotency, journal, failures, self.late)
         services = (*own, strategy, self.queues, self.fairness)

@@ -18,7 +18,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.publisher import Publisher
+from gateway.amqp.publisher import AnyPublisher
 from gateway.background import Service, Work
 from gateway.pending_task import PendingTask
 
@@ -30,10 +30,10 @@ class Fairness(Service):
 
     The broker is asked for their lengths on the connection of `publisher`, on a channel of its own:
     at first for all, then for those of publishers that have sent since, and those that were not
-    empty. Without a publisher, as the broker is not AMQP, nothing is asked.
+    empty. A broker that is not AMQP is not asked.
     """
 
-    def __init__(self, queues: Iterable[str] = (), publisher: Publisher | None = None):
+    def __init__(self, queues: Iterable[str] = (), publisher: AnyPublisher | None = None):
         self._publisher = publisher
         #: The messages that are ready in each queue, as far as they are known.
         self.lengths: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class Fairness(Service):
         self._turn = False
 
     def _work(self) -> Work:
-        if self._publisher is not None:
+        if self._publisher is not None and self._used:
             yield "lengths of queues", self._keep_asking(self._publisher)
 
     def shorter(self, pair: tuple[str, str]) -> str:
@@ -66,7 +66,7 @@ class Fairness(Service):
             self._unanswered[queue] += 1
             pending.also_release(lambda _pending: self._unanswered.subtract((queue,)))
 
-    async def _keep_asking(self, publisher: Publisher) -> None:
+    async def _keep_asking(self, publisher: AnyPublisher) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
             connection = publisher.connection

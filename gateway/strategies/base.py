@@ -14,8 +14,7 @@ from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 
 if TYPE_CHECKING:
-    from gateway.amqp.kombu_publisher import KombuPublisher
-    from gateway.amqp.publisher import Publisher
+    from gateway.amqp.publisher import AnyPublisher
     from gateway.stores.connection import Connection
 
 
@@ -43,7 +42,7 @@ class Strategy(Service, ABC):
     """
 
     #: With an AMQP broker it is a `Publisher`.
-    publisher: Publisher | KombuPublisher
+    publisher: AnyPublisher
     #: What reads its results, if it reads any.
     results: Connection | None = None
     #: The pending tasks whose results are waited for, where the strategy keeps them.
