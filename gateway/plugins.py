@@ -57,7 +57,8 @@ class Plugin:
             classes = [found] if isinstance(found, type) else _defined(found)
             classes = [each for each in classes if issubclass(each, base)]
             if len(classes) != 1:
-                raise TypeError(f"it has to define one subclass of {base.__name__}")
+                names = ", ".join(each.__name__ for each in classes) or "none"
+                raise TypeError(f"it has to define one subclass of {base.__name__}, not {names}")
         return classes[0]
 
     def summary(self) -> str:
@@ -75,8 +76,7 @@ class Plugin:
                     with suppress(ValueError):
                         if isinstance(value, ast.Call):
                             return {str(e.arg): ast.literal_eval(e.value) for e in value.keywords}
-                    text = f"{name} has to be a call whose arguments are literals"
-                    raise TypeError(f"{self.module}: {text}")
+                    raise TypeError(f"{name} has to be a call whose arguments are literals")
         return {}
 
     def text(self) -> str:
@@ -101,6 +101,7 @@ class Plugin:
             yield
         except Exception as exc:
             if self.package == OURS:
+                exc.add_note(f"The module is {self.module}.")
                 raise
             raise PluginError(
                 f"the package {self.package} {self.version} brings {self.name} "

@@ -152,7 +152,7 @@ class Config(Model):
     journal_age: float = Field(7 * 86_400.0, ge=1, le=366 * 86_400)
     """for how long to keep a delivery"""
     archive_url: _Archive = None
-    """(default: none) the database to which `gateway archive` copies the journal:
+    """the database to which `gateway archive` copies the journal:
     `postgresql://user:password@host/name` or `sqlite:///file.db` ([archive.md](archive.md)); it
     needs the extra `archive`"""
     archive_days: float = Field(90.0, ge=0.01, le=36_600)
@@ -169,7 +169,7 @@ class Config(Model):
     ([delivery.md](delivery.md#what-was-refused-or-ignored)): in addition to `journal`, at most a
     tenth of it, and of `journal_bytes`"""
     history: File | None = None
-    """(default: none) a file of this gateway alone, in which rates, statuses and latencies of the
+    """a file of this gateway alone, in which rates, statuses and latencies of the
     last 14 days are kept over a restart ([metrics.md](metrics.md#the-history))"""
     log_requests: Annotated[float, BeforeValidator(_share)] = 0.0
     """(default: false) log a line for each request; a share such as `0.01`: for so many of them,
@@ -215,7 +215,7 @@ class Config(Model):
     more. Health and metrics need none. It is needed with a `journal` where `admin_host` is not a
     loopback address"""
     admin_user_header: Annotated[str, _header] | None = None
-    """(default: none) the header in which a proxy names whom it has authenticated, as
+    """the header in which a proxy names whom it has authenticated, as
     `X-Forwarded-User` ([page.md](page.md#behind-a-proxy-that-authenticates)); it counts only from
     `trusted_proxies`"""
     admin_roles: dict[Literal["view", "bodies", "act"], list[str]] = {}

@@ -51,6 +51,11 @@ class Strategy(Service, ABC):
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
 
+    async def start(self) -> None:
+        if self.publisher not in self.uses:
+            raise TypeError(f"{type(self).__name__}.uses lacks its publisher: nothing connects it")
+        await super().start()
+
     @abstractmethod
     def send(self, message: Message, deadline: float) -> PendingTask:
         """Publish `message` and wait for its result until `deadline` (monotonic seconds)."""

@@ -17,7 +17,7 @@ from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline, results_of
 from gateway.strategies.base import KeepsByTaskId
 
-INFO = StrategyInfo(amqp_only=False)
+INFO = StrategyInfo(amqp_only=False, reading=1)
 
 log = logging.getLogger(__name__)
 

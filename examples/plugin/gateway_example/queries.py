@@ -11,11 +11,11 @@ from gateway.config.strategies import StrategyInfo
 from gateway.errors import ResultsUnavailable, StoreError
 from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
-from gateway.stores.pipeline import results_of
+from gateway.stores.pipeline import Pipeline, results_of
 from gateway.stores.result_store import key_prefix, stored
 from gateway.strategies.base import Strategy
 
-INFO = StrategyInfo(amqp_only=False)
+INFO = StrategyInfo(amqp_only=False, reading=1)
 
 #: Seconds between two queries of a request, and after a query that the store has not answered.
 PAUSE, LONG_PAUSE = 0.02, 1.0
@@ -24,15 +24,17 @@ PAUSE, LONG_PAUSE = 0.02, 1.0
 class Queries(Strategy):
     """Asks Redis for each result by itself, in a coroutine for each request."""
 
+    results: Pipeline
+
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         self.publisher = publisher_for(config, metrics)
-        self._results = results_of(config, metrics)
-        self.uses = (self.publisher, self._results)
+        self.results = results_of(config, metrics)
+        self.uses = (self.publisher, self.results)
         self._prefix = key_prefix(config)
         self._waiting: set[asyncio.Task[None]] = set()
 
     def send(self, message: Message, deadline: float) -> PendingTask:
-        if self._results.error:
+        if self.results.error:
             raise ResultsUnavailable
         pending = PendingTask(message, deadline)
         self.publisher.publish(pending)
@@ -41,15 +43,12 @@ class Queries(Strategy):
         waiting.add_done_callback(self._waiting.discard)
         return pending
 
-    def checks(self) -> dict[str, str]:
-        return {"broker": self.publisher.error, "results": self._results.error}
-
     async def _wait(self, pending: PendingTask) -> None:
         task_ids = [pending.message.task_id]
         while not pending.ended:
             pause = PAUSE
             try:
-                async for _, payload in stored(self._results.run, self._prefix, task_ids):
+                async for _, payload in stored(self.results.run, self._prefix, task_ids):
                     pending.settle(decode_result(payload))
             except StoreError:
                 pause = LONG_PAUSE
