@@ -32,6 +32,7 @@ from appserver.task_stream import TURN, hold_results
 LONGEST = 65_536
 #: Seconds in which a process that is terminated writes what it holds.
 LAST_WRITE = 3.0
+AGAIN = 0.01  # seconds until a task that does not run yet is interrupted again
 #: The kinds of messages to the worker, beside billiard's: several ends, and that a task begins.
 ENDS, BEGINS = 64, 65
 
@@ -174,12 +175,15 @@ class EndQueue:
     def __init__(self, queue: Any, descriptor: int):
         self._queue, self._descriptor = queue, descriptor
         self._held = hold_results(app_or_default(), ProcessResults, self._tell)
-        self._began, self._quick, self._runs = 0.0, False, False
+        self._began, self._quick = 0.0, False
+        #: The worker may know of the task; it runs.
+        self._begins = self._runs = False
 
     def begin(self, quick: bool, tells_begin: bool) -> None:
         """Begin a task: whether it is known to be quick, and whether the worker is told."""
         if not quick:
             self._held.flush()
+        self._begins = True
         if tells_begin:
             self._queue.put((BEGINS, (self._descriptor,)))
         self._held.begin(quick)
@@ -188,7 +192,7 @@ class EndQueue:
     def put(self, message: tuple[int, Any]) -> None:
         """Put a message of billiard's loop. Raises an error if it cannot be pickled."""
         if message[0] == READY:
-            self._runs = False
+            self._begins = self._runs = False
             quick = monotonic() - self._began < TURN
             self._held.hold_end((message[1][0], bytes(ForkingPickler.dumps(message)), quick))
             if not (quick and self._quick):
@@ -204,6 +208,8 @@ class EndQueue:
         """Interrupt the task. If it has ended meanwhile, its end may be about to be told."""
         if self._runs:
             raise SoftTimeLimitExceeded
+        if self._begins:  # the process stood still meanwhile
+            threading.Timer(AGAIN, os.kill, [os.getpid(), signal.SIGUSR1]).start()
 
     def _tell(self, ends: Sequence[End]) -> None:
         self._queue.put((ENDS, (self._descriptor, ends)))

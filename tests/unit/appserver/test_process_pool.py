@@ -479,6 +479,17 @@ def test_the_soft_limit_interrupts_the_task_and_nothing_else(start, tmp_path):
     assert running.ends == [SoftTimeLimitExceeded, running.pool._pool[0].pid]
 
 
+def test_a_soft_limit_that_ends_before_its_task_runs_interrupts_it(monkeypatch, start, tmp_path):
+    # Given processes that stand still when they have told that a task begins
+    begin = ProcessResults.begin
+    monkeypatch.setattr(ProcessResults, "begin", lambda *args: time.sleep(0.1) or begin(*args))
+    running = start()
+    # When its limit ends meanwhile, then the task is interrupted when it runs.
+    running.do(wait_for, tmp_path / "never", soft_timeout=0.01)
+    running.turn(lambda: running.ends)
+    assert running.ends == [SoftTimeLimitExceeded]
+
+
 def test_a_signal_interrupts_a_store_and_loses_nothing(monkeypatch):
     def interrupt(number: int, frame: object) -> None:
         raise SoftTimeLimitExceeded
