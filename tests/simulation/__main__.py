@@ -17,7 +17,7 @@ from tests.simulation import seams
 
 seams.install()
 
-from tests.simulation import pool, shrink  # noqa: E402
+from tests.simulation import pool, shrink, stages  # noqa: E402
 from tests.simulation.run import plan_of, run  # noqa: E402
 from tests.support.numbers import numbers  # noqa: E402
 
@@ -97,6 +97,7 @@ def _seeds(options: argparse.Namespace, strategies: list[str]) -> int:
                 return
             yield from ((number, strategy) for strategy in strategies)
 
+    stages.watch()
     began, results = time.monotonic(), list[dict[str, Any]]()
     told = began
     for strategy in strategies:  # what is cached and compiled once, all forked processes have then
@@ -169,6 +170,7 @@ def _summary(results: list[dict[str, Any]], violations: int, seconds: float) -> 
         "callbacks_per_cpu_second": round(sum(r["callbacks"] for r in whole) / max(cpu, 1e-9)),
         "faults": dict(sorted(faults.items())),
         "statuses": dict(sorted(statuses.items())),
+        "stages": sorted({cell for result in whole for cell in result["stages"]}),
         "failed": [
             {key: r[key] for key in ("seed", "strategy", "problems")}
             for r in results

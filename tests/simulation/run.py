@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tests.simulation import oracle, seams
+from tests.simulation import oracle, seams, stages
 from tests.simulation.world import Plan, World
 
 
@@ -32,6 +32,7 @@ class Result:
     executions: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
+    stages: list[str] = field(default_factory=list)  # the cells of the table that were entered
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,6 +78,7 @@ def run(
     result.identified = sum(route in oracle.IDENTIFIED for route in routes.values())
     result.tries, result.executions = len(seen.tries), len(seen.executions)
     result.statuses = dict(Counter(f"{one.status} {one.type}".strip() for one in seen.tries))
+    result.stages = sorted(stages.entered)
     result.faults = dict(Counter(f"{_kind(one.target)} {one.kind}" for one in seen.injected))
     return result
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
+
+from tests.simulation.stages import CELLS
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -57,10 +60,13 @@ def found(strategies: str) -> set[int]:
     ],
     ids=["pika,redis", "worker"],
 )
-def test_no_seed_breaks_a_promise_nor_one_that_has_found_a_defect(strategies, seeds):
-    count = len(seeds) * len(strategies.split(","))
-    said = simulate("--strategies", strategies, "--seeds", ",".join(map(str, sorted(seeds))))
+def test_no_seed_breaks_a_promise_nor_one_that_has_found_a_defect(strategies, seeds, tmp_path):
+    count, file = len(seeds) * len(strategies.split(",")), tmp_path / "summary.json"
+    numbers = ",".join(map(str, sorted(seeds)))
+    said = simulate("--strategies", strategies, "--seeds", numbers, "--json", str(file))
     assert said.splitlines()[-1].startswith(f"{count} seeds, 0 violations, ")
+    # Each event of each stage has happened.
+    assert set(json.loads(file.read_text())["stages"]) == (CELLS if "pika" in strategies else set())
 
 
 @pytest.mark.parametrize(("strategy", "seed"), [("redis", 500001), ("worker", 29)], ids=str)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources import BLOCKS, OWN, SCHEMES, find
-from gateway.sources.base import listed
+from gateway.sources.base import as_list
 from tests.unit.sources.examples import EXAMPLES, IN_BODY, NOW
 from tests.unit.sources.sending import PUBLIC_URL, ends, receiver, send, sender, unverified
 
@@ -85,7 +85,7 @@ def test_a_second_try_has_the_same_identity_and_another_delivery_none_of_it(sche
 @every_scheme
 def test_any_of_several_secrets_verifies(scheme):
     example = EXAMPLES[scheme]
-    given = listed((example.receiver or example.options)["secrets"])
+    given = as_list((example.receiver or example.options)["secrets"])
     for secrets in ([*given, example.other_secret], [example.other_secret, *given]):
         assert receiver(scheme, secrets=secrets).verify(send(scheme)).body == example.body
 
@@ -100,11 +100,11 @@ def proof_of(scheme: str, request: Request) -> str:
 def test_another_secret_does_not_verify_and_why_not_tells_nothing_secret(scheme):
     example, request = EXAMPLES[scheme], send(scheme)
     # Where a public key is not enough, with the same id.
-    others = listed((example.receiver or example.options)["secrets"])[1:]
+    others = as_list((example.receiver or example.options)["secrets"])[1:]
     with pytest.raises(Unverified) as error:
         receiver(scheme, secrets=[example.other_secret, *others]).verify(request)
     proof = proof_of(scheme, request)
-    for secret in (*listed(example.options["secrets"]), example.other_secret, proof):
+    for secret in (*as_list(example.options["secrets"]), example.other_secret, proof):
         assert secret not in str(error.value)
 
 
@@ -170,7 +170,7 @@ def test_no_secret_is_a_configuration_error(scheme):
 
 @every_scheme
 def test_secrets_do_not_show(scheme):
-    secret = listed(EXAMPLES[scheme].options["secrets"])[0]
+    secret = as_list(EXAMPLES[scheme].options["secrets"])[0]
     options = sender(scheme).options
     assert secret not in f"{options!r}{options}{options.model_dump()}{options.model_dump_json()}"
     with pytest.raises(ValidationError) as error:

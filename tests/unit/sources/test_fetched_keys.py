@@ -17,7 +17,7 @@ from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.errors import KeyNotKnown
 from gateway.sources import BLOCKS, find
-from gateway.sources.base import KeyRequest, Source, listed
+from gateway.sources.base import KeyRequest, Source, as_list
 from loadtest.examples import example
 from tests.unit.sources.examples import NOW, PUBLIC_URL
 from tests.unit.sources.messages import source as of_scheme
@@ -68,7 +68,7 @@ def answer_of(name: str, key: str, kid: str = "7d680d8c70d44e947133cbd499ebc1a61
 
 
 def receiver(name: str, *secrets: str, key: str = "") -> tuple[Source, Keys]:
-    public_key = key or listed(VECTORS[name]["secret"])[0]
+    public_key = key or as_list(VECTORS[name]["secret"])[0]
     source = of_scheme(name, PUBLIC_URL, secrets=list(secrets) or [SECRETS[name][0]])
     source.key_store = keys = Keys(answer_of(name, public_key))
     return source, keys
@@ -272,7 +272,7 @@ def test_ebays_handshake_is_the_hash_of_challenge_token_and_address():
 def test_check_warns_of_a_key_that_is_everybodys(name):
     vector = VECTORS[name]
     for more, warned in (([], True), ([SECRETS[name][0]], False)):
-        options = {"scheme": name, "secrets": [*listed(vector["secret"]), *more]}
+        options = {"scheme": name, "secrets": [*as_list(vector["secret"]), *more]}
         routes = [{"path": "/a", "source": "a"}]
         config = Config(sources={"a": options}, routes=routes, public_url=PUBLIC_URL)
         found = [each for each in sources(config) if "all its users" in str(each)]

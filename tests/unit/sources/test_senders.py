@@ -22,7 +22,7 @@ import pytest
 from gateway import sources
 from gateway.delivery import Request
 from gateway.sources import BLOCKS, find
-from gateway.sources.base import Source, listed
+from gateway.sources.base import Source, as_list
 from loadtest.examples import example
 from tests.unit.sources.messages import source as of_scheme
 from tests.unit.sources.sending import own, unverified
@@ -151,7 +151,7 @@ def test_each_part_of_a_vector_counts(name, vector):
 
 @pytest.mark.parametrize(("name", "vector"), RIGHT)
 def test_secrets_can_be_replaced_one_by_one(name, vector):
-    other_secret, own = example(name).other_secret, listed(vector["secret"])
+    other_secret, own = example(name).other_secret, as_list(vector["secret"])
     for secrets in ([other_secret, *own], [*own, other_secret]):
         assert source(name, vector, secrets=secrets).verify(request(vector))
     unverified(source(name, vector, secrets=[other_secret, *own[1:]]), request(vector))
