@@ -23,6 +23,7 @@ from gateway.errors import ConfigError
 from gateway.model import Text
 from gateway.process.handover import Start, read, write
 from gateway.sources import SCHEMES, find
+from tests.support.each import for_each
 
 OTHERS = ", ".join(name for name in STRATEGIES if not properties(name).amqp_only)
 
@@ -608,7 +609,7 @@ def test_the_largest_body_and_its_message_must_fit(toml):
     assert load({}, {}, toml("max_in_flight_bytes = 2000000\nmax_body = 500000"))
 
 
-@pytest.mark.parametrize("model", [Config, Route, TLS, *(find(s).options_class for s in SCHEMES)])
+@for_each("model", [Config, Route, TLS, *(find(s).options_class for s in SCHEMES)])
 def test_no_problem_is_told_in_pydantics_words(model):
     """Whatever a setting is given, what comes back speaks of settings, not of inputs."""
     for name in model.model_fields:
@@ -641,7 +642,7 @@ def types(schema, of) -> set[str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*not JSON serializable")  # no default of an argument
-@pytest.mark.parametrize("model", [*MODELS, *(find(s).options_class for s in SCHEMES)])
+@for_each("model", [*MODELS, *(find(s).options_class for s in SCHEMES)])
 def test_a_value_of_another_type_is_refused(model):
     """A value of a setting has a type of its schema: nothing is made of another one."""
 

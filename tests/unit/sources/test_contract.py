@@ -16,11 +16,13 @@ from gateway.delivery import Request
 from gateway.errors import BadRequest, Unverified
 from gateway.sources import BLOCKS, OWN, SCHEMES, find
 from gateway.sources.base import as_list
+from tests.support.each import for_each
 from tests.unit.sources.examples import EXAMPLES, IN_BODY, NOW
 from tests.unit.sources.sending import PUBLIC_URL, ends, receiver, send, sender, unverified
 
-every_scheme = pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - IN_BODY))
-timed = pytest.mark.parametrize("scheme", sorted(s for s in EXAMPLES if EXAMPLES[s].timed))
+EVERY = sorted(set(SCHEMES) - IN_BODY)
+every_scheme = for_each("scheme", EVERY)
+timed = for_each("scheme", sorted(s for s in EXAMPLES if EXAMPLES[s].timed))
 
 
 def changed(request: Request, name: str, value: str | None) -> Request:
@@ -67,7 +69,7 @@ def test_what_a_sender_signs_is_verified(scheme):
     assert verified.challenge is None
 
 
-@every_scheme
+@pytest.mark.parametrize("scheme", EVERY)
 @given(data=st.data())
 def test_any_body_comes_through_as_it_was_sent(scheme, data):
     body = data.draw(EXAMPLES[scheme].bodies)

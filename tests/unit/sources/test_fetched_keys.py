@@ -40,7 +40,7 @@ SECRETS = {
             "https://sns.us-west-2.amazonaws.com/"
             "SimpleNotificationService-0123456789abcdef0123456789abcdef.pem"),
 }  # fmt: skip
-VECTORS = {each.values[0]: each.values[1] for each in reversed(RIGHT)}
+VECTORS = dict(reversed(RIGHT))
 
 
 class Keys:

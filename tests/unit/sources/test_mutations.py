@@ -44,7 +44,7 @@ Pair = tuple[Source, Request]
 
 def pairs(scheme: str) -> list[Pair]:
     """Return what a sender has signed, and who receives it: a sample, and the vectors."""
-    vectors = [each.values for each in RIGHT if each.values[0] == scheme]
+    vectors = [each for each in RIGHT if each[0] == scheme]
     found: list[Pair] = [(source(scheme, each[1]), request(each[1])) for each in vectors]
     return [(receiver(scheme), send(scheme)), *found]
 

@@ -11,7 +11,6 @@ import json
 import re
 import tomllib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gateway.delivery import Request
 from gateway.sources import BLOCKS, find
 from gateway.sources.base import Source, as_list
 from loadtest.examples import example
+from tests.support.each import for_each
 from tests.unit.sources.messages import source as of_scheme
 from tests.unit.sources.sending import own, unverified
 
@@ -36,15 +36,13 @@ KINDS = {"official", "library", "third party", "derived"}
 USUAL = {"method": "POST", "url": "https://hooks.example.com/hook", "headers": {}, "valid": True}
 
 
-def vectors() -> Iterator[Any]:
-    for name, file in FILES.items():
-        for i, vector in enumerate(tomllib.loads(file.read_text("utf-8")).get("vectors", ())):
-            yield pytest.param(name, USUAL | vector, id=f"{name}-{i}")
-
-
-VECTORS = list(vectors())
-RIGHT = [each for each in VECTORS if each.values[1]["valid"]]
-WRONG = [each for each in VECTORS if not each.values[1]["valid"]]
+VECTORS = [
+    (name, USUAL | vector)
+    for name, file in FILES.items()
+    for vector in tomllib.loads(file.read_text("utf-8")).get("vectors", ())
+]
+RIGHT = [each for each in VECTORS if each[1]["valid"]]
+WRONG = [each for each in VECTORS if not each[1]["valid"]]
 
 
 def source(name: str, vector: dict[str, Any], **changes: Any) -> Source:
@@ -70,12 +68,12 @@ def other(text: str) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "vector"), RIGHT)
+@for_each("name, vector", RIGHT)
 def test_a_vector_is_verified(name, vector):
     assert source(name, vector).verify(request(vector)).body == vector["body"].encode()
 
 
-@pytest.mark.parametrize(("name", "vector"), WRONG)
+@for_each("name, vector", WRONG)
 def test_a_wrong_vector_is_refused(name, vector):
     unverified(source(name, vector), request(vector))
 
@@ -141,7 +139,7 @@ def forgeries(name: str, vector: dict[str, Any]) -> list[Request]:
     return [each for each in bad if each != good]
 
 
-@pytest.mark.parametrize(("name", "vector"), RIGHT)
+@for_each("name, vector", RIGHT)
 def test_each_part_of_a_vector_counts(name, vector):
     receiver, bad = source(name, vector), forgeries(name, vector)
     assert bad
@@ -149,7 +147,7 @@ def test_each_part_of_a_vector_counts(name, vector):
         unverified(receiver, each)
 
 
-@pytest.mark.parametrize(("name", "vector"), RIGHT)
+@for_each("name, vector", RIGHT)
 def test_secrets_can_be_replaced_one_by_one(name, vector):
     other_secret, own = example(name).other_secret, as_list(vector["secret"])
     for secrets in ([other_secret, *own], [*own, other_secret]):
@@ -160,7 +158,7 @@ def test_secrets_can_be_replaced_one_by_one(name, vector):
 def test_each_block_says_what_was_read_and_has_vectors():
     blocks = {name: find(name).block for name in BLOCKS}
     assert [name for name, block in blocks.items() if not (block.title and block.sources)] == []
-    assert set(BLOCKS) - {each.values[0] for each in RIGHT} == set(), "no vector"
+    assert set(BLOCKS) - {each[0] for each in RIGHT} == set(), "no vector"
 
 
 def test_the_vectors_are_the_end_of_their_file():
@@ -171,5 +169,5 @@ def test_the_vectors_are_the_end_of_their_file():
 
 
 def test_each_vector_says_where_it_comes_from():
-    assert [each.id for each in VECTORS if each.values[1]["kind"] not in KINDS] == []
-    assert [each.id for each in VECTORS if not each.values[1]["source"]] == []
+    assert [each for each in VECTORS if each[1]["kind"] not in KINDS] == []
+    assert [each for each in VECTORS if not each[1]["source"]] == []
