@@ -163,7 +163,10 @@ class Senders:
     def _until_expiry(self, rng: Random) -> float:
         """Draw how many seconds to wait until a result is not kept any more; most do not wait."""
         expires = self.world.expires
-        return expires * rng.uniform(1.2, 1.8) if expires < KEPT and rng.random() < 0.3 else 0.0
+        if expires == KEPT or rng.random() >= 0.3:
+            return 0.0
+        seconds = expires * rng.uniform(1.2, 1.8)
+        return seconds if self.world.loop.time() + seconds < self.until - 30 else 0.0
 
     def _gateway(self, rng: Random) -> str:
         return rng.choice(list(self.world.gateways))
