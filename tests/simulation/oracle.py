@@ -155,7 +155,9 @@ def forgotten(judge: Judge) -> Iterator[str]:
         if since < back and all(_is_back(each, one.gateway, back) for each in others):
             others = []
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
-        known = one.route in IDENTIFIED and one.delivery not in judge.gone
+        # The process that listened for it may have ended.
+        expired = judge.seen.injected and since + judge.world.expires < one.answered
+        known = one.route in IDENTIFIED and one.delivery not in judge.gone and not expired
         if late and known and since < one.answered - CUT and not others:
             yield judge.show(one)
 
