@@ -115,7 +115,7 @@ def test_what_a_worker_needs_is_little_and_leaves_its_celery_alone(wheel):
     base = [one for one in requirements if "extra ==" not in one]
     assert names(base) == {"amqp", "celery", "kombu", "packaging", "redis"}
     assert "celery>=5.4" in base
-    assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis"}
+    assert names(of("serve")) == {*GATEWAYS, "prometheus_client", "redis", "shtab"}
     for extra in ("gevent", "fast", "otel", "archive"):
         assert "celery-gateway[serve]" in of(extra)
     # All of the archive, but for what PostgreSQL needs.
