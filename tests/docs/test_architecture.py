@@ -70,3 +70,7 @@ def test_files_that_are_named_exist():
     named = set(re.findall(r"`(?:gateway/)?([\w/]+\.py)`", text("ARCHITECTURE.md")))
     known = [ROOT, PACKAGE, *(PACKAGE / name for name in listed())]
     assert [name for name in named if not any((at / name).exists() for at in known)] == []
+
+
+def test_it_can_be_read_at_once():
+    assert len(text("ARCHITECTURE.md").encode()) <= 8_192, "shorten it: a reader keeps it in mind"
