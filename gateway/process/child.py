@@ -32,6 +32,7 @@ from gateway.http.server import Server
 from gateway.metric_table import LAG
 from gateway.metrics import Metrics
 from gateway.process.handover import HEAD, Start, read
+from gateway.relay.context import Context
 from gateway.relay.relay import Relay
 from gateway.strategies import find
 
@@ -78,7 +79,7 @@ class Child:
         ids = TaskIds()
         strategy = find(config.strategy)(config, metrics, ids.prefix)
         failpoint = Failpoint(os.environ.get("GATEWAY_FAILPOINT", ""))
-        self._relay = Relay(config, strategy, metrics, ids, failpoint)
+        self._relay = Relay(Context(config, strategy, metrics, ids, failpoint))
         self._server = Server(config, self._relay, metrics)
         self._lag = _LoopLag(metrics)
         self._workers = WorkerWatch(config, strategy.publisher, metrics)

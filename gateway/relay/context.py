@@ -47,7 +47,7 @@ class Context(Service):
         ids: TaskIds,
         failpoint: Failpoint,
     ):
-        self.strategy, self.strategy_name, self.ids = strategy, config.strategy, ids
+        self.config, self.strategy, self.ids = config, strategy, ids
         self.metrics, self.failpoint = metrics, failpoint
         self.limits, self.deadlines, self.steps = Limits(config), Deadlines(), Tasks()
         self.recorders: list[Recorder] = []

@@ -352,8 +352,8 @@ class DeliveryInFlight(InFlight):
         """Count how long the task's result was waited for."""
         if self.mode != "accept":
             assert self.pending is not None
-            seconds = monotonic() - self.pending.sent
-            self.context.metrics.observe(seconds, WAITS, self.context.strategy_name, outcome)
+            context, seconds = self.context, monotonic() - self.pending.sent
+            context.metrics.observe(seconds, WAITS, context.config.strategy, outcome)
 
     def answer_with(self, answer: Answer) -> None:
         """Answer with a task's answer, or with its acceptance where the mode is ``accept``."""

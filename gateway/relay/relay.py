@@ -5,15 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from gateway.background import Service
-from gateway.celery_message import TaskIds
 from gateway.config.route import RESULTS
-from gateway.config.settings import Config
 from gateway.delivery import Delivery, Request, traceparent_of
 from gateway.errors import BadRequest, RequestError, Unverified
-from gateway.failpoints import Failpoint
 from gateway.journal.entry import IGNORED
 from gateway.metric_table import FILTERED, UNROUTED, UNVERIFIED
-from gateway.metrics import Metrics
 from gateway.relay.claimed_delivery import ClaimedDelivery
 from gateway.relay.context import Context
 from gateway.relay.delivery import DeliveryInFlight
@@ -22,29 +18,20 @@ from gateway.relay.recorders import JournalRecorder, LogRecorder
 from gateway.relay.routes import MAX_EVENT, Routes
 from gateway.sources.base import Verified
 from gateway.sources.reading import read_query
-from gateway.strategies.base import Strategy
 from gateway.tracing.trace import NOTHING, UNTRACED, VERIFY
 
 
 class Relay(Service):
-    """Turns requests into tasks and their outcomes into answers; `Context` has the arguments."""
+    """Turns requests into tasks and their outcomes into answers."""
 
-    def __init__(
-        self,
-        config: Config,
-        strategy: Strategy,
-        metrics: Metrics,
-        ids: TaskIds,
-        failpoint: Failpoint,
-    ):
+    def __init__(self, context: Context):
+        self.context, self.limits, config = context, context.limits, context.config
         self._timeout = config.timeout
         self._routes = Routes(config)
         # From the beginning, as an alert has to see how each of them has come to its first value.
         for route in config.routes:
             for name in (UNROUTED, FILTERED):
-                metrics.place(name, route.path)
-        context = self.context = Context(config, strategy, metrics, ids, failpoint)
-        self.limits = context.limits
+                context.metrics.place(name, route.path)
         #: Only where a route has identities there are claims.
         self._made = DeliveryInFlight if context.idempotency is None else ClaimedDelivery
         if context.journal is not None:

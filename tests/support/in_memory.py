@@ -20,6 +20,7 @@ from gateway.metrics import Metrics
 from gateway.outcome import SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from gateway.process.sockets import bind
+from gateway.relay.context import Context
 from gateway.relay.relay import Relay
 from gateway.strategies import find
 from gateway.strategies.base import Strategy
@@ -75,7 +76,7 @@ class Gateway:
         self.metrics = Metrics(routes=[route.path for route in config.routes])
         ids = TaskIds()
         self.strategy = strategy(config, self.metrics, ids.prefix)
-        self.relay = Relay(config, self.strategy, self.metrics, ids, Failpoint())
+        self.relay = Relay(Context(config, self.strategy, self.metrics, ids, Failpoint()))
         self.server = Server(config, self.relay, self.metrics)
         (self._listener,) = bind(config)
         self.address = config.uds or self._listener.getsockname()[1]

@@ -14,6 +14,7 @@ from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.failpoints import Failpoint
 from gateway.metrics import Metrics
+from gateway.relay.context import Context
 from gateway.relay.relay import Relay
 from tests.support.in_memory import InMemory, echo
 
@@ -25,7 +26,8 @@ class Relaying:
         config = Config(**settings)
         self.metrics = Metrics(routes=[route.path for route in config.routes])
         self.strategy, self.given = InMemory(echo), list[Answer]()
-        self.relay = Relay(config, self.strategy, self.metrics, TaskIds(), Failpoint())
+        context = Context(config, self.strategy, self.metrics, TaskIds(), Failpoint())
+        self.relay = Relay(context)
 
     def send(self, request: Request) -> Answer:
         self.relay.relay(request, self.given.append)

@@ -30,6 +30,7 @@ from gateway.metrics import Metrics
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.pending_task import PendingTask
 from gateway.relay import further_tasks
+from gateway.relay.context import Context
 from gateway.relay.in_flight import InFlight
 from gateway.relay.relay import Relay
 from gateway.stores.pipeline import Pipeline
@@ -161,8 +162,8 @@ class Harness:
             routes=ROUTES, sources=SOURCES, result_backend="redis://127.0.0.1:1", journal=journal,
             secret_key="s" * 32, public_url="http://gateway",
         )  # fmt: skip
-        self.relay = Relay(config, self.tasks, metrics, TaskIds(), Failpoint())
-        self.context = self.relay.context
+        self.context = Context(config, self.tasks, metrics, TaskIds(), Failpoint())
+        self.relay = Relay(self.context)
         self.context.recorders.append(self)
         self.posted = 0
         self.states: list[str] = []
