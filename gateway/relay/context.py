@@ -73,7 +73,8 @@ class Context(Service):
             self.late = LateAnswers(config, metrics, results, journal, self.tracer, failpoint)
         taken = TakenTasks(config, self.idempotency.claims.redis) if self.idempotency else None
         self.further = FurtherTasks(config.prefix, strategy, ids, taken)
-        self.result_urls = ResultURLs(config, results.commands if results else None)
+        signed = config.secret_key is not None
+        self.result_urls = ResultURLs(config, results.commands) if signed and results else None
         fair = {q for route in config.routes if route.fair_by for q in route.queue_names}
         self.fairness = Fairness(fair, strategy.publisher)
         self.queues: DynamicQueues | None = None

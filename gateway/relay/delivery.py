@@ -424,10 +424,9 @@ class DeliveryInFlight(InFlight):
         if route.fallback is not None and (own_way or self.mode == "wait-then-accept"):
             self._give_result(Answer(200, route.content_type, route.fallback.encode()))
             return
-        ids = self.delivery_id, self.task_id
-        location = ""
-        if not route.ignore_result:
-            location = self.context.result_urls.location(*ids, route, self._age)
+        ids, urls, location = (self.delivery_id, self.task_id), self.context.result_urls, ""
+        if urls is not None and not route.ignore_result:
+            location = urls.location(*ids, route, self._age)
         self.give(of_acceptance(*ids, location))
 
 

@@ -18,14 +18,21 @@ from gateway.clock import monotonic
 from gateway.config.redaction import Redacted
 from gateway.config.route import RESULTS
 from gateway.delivery import Request, recorded_trace
-from gateway.errors import MethodNotAllowed, RequestError, ResultsUnavailable, Unverified, cut_off
+from gateway.errors import (
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+    ResultsUnavailable,
+    Unverified,
+    cut_off,
+)
 from gateway.journal.entry import ACCEPTED, FAILED, REFUSED, End, ended
 from gateway.metric_table import ERRORS
 from gateway.outcome import Outcome
 from gateway.pending_task import PendingTask
 from gateway.relay.context import Context
 from gateway.relay.limits import SourceLimits
-from gateway.relay.result_urls import Ticket
+from gateway.relay.result_urls import UNKNOWN, ResultURLs, Ticket
 from gateway.relay.routes import Endpoint
 from gateway.tracing.trace import ANSWER, TRACERESPONSE, UNTRACED
 
@@ -333,13 +340,16 @@ class ResultLookup(InFlight):
         self.context.limits.admit(self.request.size)
         check_method(self.request.method)
         self.endpoint, self.kept = _RESULTS, False
-        ticket = self.context.result_urls.ticket(self.request.path)
+        urls = self.context.result_urls
+        if urls is None:
+            raise NotFound(UNKNOWN)
+        ticket = urls.ticket(self.request.path)
         self.delivery_id, self.task_id = ticket.delivery_id, ticket.task_id
         self.enter(self.request.size)
-        self.run(self._answer(ticket))
+        self.run(self._answer(urls, ticket))
 
-    async def _answer(self, ticket: Ticket) -> None:
-        self.give(await self.context.result_urls.fetch(ticket))
+    async def _answer(self, urls: ResultURLs, ticket: Ticket) -> None:
+        self.give(await urls.fetch(ticket))
 
     def _expire(self) -> None:
         self.release()

@@ -30,7 +30,7 @@ from gateway.stores.pipeline import Pipeline
 _FIELDS = Struct(">16s16sI8s")
 _MAC = 16  # bytes of the HMAC
 
-_UNKNOWN = "There is no such result."
+UNKNOWN = "There is no such result."
 _DRIFT = 1.0  # seconds by which our two clocks may differ more until Redis is asked again
 RETRY_AFTER = 1  # seconds after which a missing result may be asked for again
 
@@ -77,16 +77,16 @@ class Tokens:
         try:
             data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except ValueError as exc:
-            raise NotFound(_UNKNOWN) from exc
+            raise NotFound(UNKNOWN) from exc
         # Base64 has several spellings of the same bytes; only one of them is a valid token.
         if len(data) != _FIELDS.size + _MAC or _encode(data) != token:
-            raise NotFound(_UNKNOWN)
+            raise NotFound(UNKNOWN)
         fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
         if not hmac.compare_digest(mac, self._mac(fields)):
-            raise NotFound(_UNKNOWN)
+            raise NotFound(UNKNOWN)
         delivery, task, expires, route = _FIELDS.unpack(fields)
         if route not in self._routes:
-            raise NotFound(_UNKNOWN)
+            raise NotFound(UNKNOWN)
         ids = str(UUID(bytes=delivery)), str(UUID(bytes=task))
         return Ticket(*ids, expires, self._routes[route])
 
@@ -103,34 +103,24 @@ def _digest(*parts: str) -> bytes:
 
 
 class ResultURLs:
-    """Makes result URLs, and fetches the results for them.
+    """Makes result URLs and fetches the results for them from `store`."""
 
-    `store` reads the result store; None: there is none.
-    """
-
-    def __init__(self, config: Config, store: Pipeline | None):
-        key = config.secret_key.get_secret_value().encode() if config.secret_key else b""
+    def __init__(self, config: Config, store: Pipeline):
+        assert config.secret_key is not None  # otherwise there are no result URLs
+        key = config.secret_key.get_secret_value().encode()
         routes = ((route.path, route.content_type) for route in config.routes)
         self._tokens = Tokens(key, config.prefix, routes)
-        # Without a key there are no URLs: anybody can make a token with an empty key.
-        self._served = bool(key) and store is not None
         self._store = store
         self._prefix = result_store.key_prefix(config)
         self._base = (config.public_url or "") + RESULTS
         self._life = config.result_expires
         # What makes of monotonic time that of Redis: ours, which may jump, until it is known.
         self._ahead = self._apart = time() - monotonic()
-        if store is not None:
-            store.on_connected.append(self._ask_time)
+        store.on_connected.append(self._ask_time)
 
     def location(self, delivery_id: str, task_id: str, route: Route, age: float = 0.0) -> str:
-        """Return the URL of the result of a task of `route` that was taken `age` seconds ago.
-
-        It is empty without a key.
-        """
-        if not self._served:
-            return ""
-        if self._store is not None and abs(time() - monotonic() - self._apart) > _DRIFT:
+        """Return the URL of the result of a task of `route` that was taken `age` seconds ago."""
+        if abs(time() - monotonic() - self._apart) > _DRIFT:
             self._ask_time()  # the machine has slept, or its clock was set
         expires = self._now() - age + self._life
         return self._base + self._tokens.make(
@@ -139,8 +129,6 @@ class ResultURLs:
 
     def ticket(self, path: str) -> Ticket:
         """Return the content of the token in `path`; raises `NotFound`."""
-        if not self._served:
-            raise NotFound(_UNKNOWN)
         return self._tokens.read(path.removeprefix(RESULTS))
 
     async def fetch(self, ticket: Ticket) -> Answer:
@@ -148,8 +136,6 @@ class ResultURLs:
 
         Raises `ResultExpired`, `ResultsUnavailable` and what `gateway.answer.of_outcome` raises.
         """
-        if self._store is None:
-            raise ResultsUnavailable
         self._ask_time()
         outcome = None
         try:
@@ -168,7 +154,6 @@ class ResultURLs:
         return monotonic() + self._ahead
 
     def _ask_time(self) -> None:
-        assert self._store is not None
         self._apart = time() - monotonic()
         # It is answered before what is asked after it.
         self._store.run("TIME").add_done_callback(self._take_time)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.delivery import Request
 from gateway.errors import NotFound, ResultExpired, StoreError
 from gateway.relay.result_urls import ResultURLs, Ticket, Tokens
 
@@ -102,9 +103,17 @@ def test_another_key_s_and_a_removed_route_s_are_not_found(foreign):
         TOKENS.read(foreign.make(DELIVERY, TASK, route, 1_000))
 
 
-def test_without_a_key_there_is_no_location():
-    config = Config(routes=[Route(path="/")])
-    assert ResultURLs(config, None).location(DELIVERY, TASK, config.routes[0]) == ""
+@pytest.mark.parametrize("missing", ["secret_key", "result_backend"])
+async def test_without_a_key_or_a_store_there_are_no_urls(relaying, missing):
+    """Without a key anybody could make a URL."""
+    settings = {"secret_key": "k" * 16, "public_url": "https://x", missing: None}
+    made = relaying(routes=[{"path": "/", "answer": "accept"}], strategy="pika", **settings)
+    made.strategy.publish = made.strategy.send  # which is in memory
+    about = "", {}, b"", "127.0.0.1", time.monotonic(), 0.0
+    accepted = made.send(Request("POST", "/", *about))
+    assert accepted.status == 202 and "Location" not in accepted.headers
+    token = Tokens(b"k" * 16, CONFIG.prefix, [PLAIN]).make(DELIVERY, TASK, PLAIN, 1_000)
+    assert made.send(Request("GET", f"/results/{token}", *about)).status == 404
 
 
 def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypatch):
