@@ -71,12 +71,14 @@ class Context(Service):
             from gateway.late.answers import LateAnswers
 
             self.late = LateAnswers(config, metrics, results, journal, self.tracer, failpoint)
-        taken = TakenTasks(config, self.idempotency.claims.redis) if self.idempotency else None
-        self.further = FurtherTasks(config.prefix, strategy, ids, taken)
+        self.further: FurtherTasks | None = None
+        if any(route.also for route in config.routes):
+            taken = TakenTasks(config, self.idempotency.claims.redis) if self.idempotency else None
+            self.further = FurtherTasks(config.prefix, strategy, ids, taken)
         signed = config.secret_key is not None
         self.result_urls = ResultURLs(config, results.commands) if signed and results else None
         fair = {q for route in config.routes if route.fair_by for q in route.queue_names}
-        self.fairness = Fairness(fair, strategy.publisher)
+        self.fairness = Fairness(fair, strategy.publisher) if fair else None
         self.queues: DynamicQueues | None = None
         if config.dynamic_paths:
             assert isinstance(strategy.publisher, Publisher)  # `cross_checks` refuses other brokers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.answer import Answer, of_acceptance, of_outcome
-from gateway.celery_message import Message, encode_body
+from gateway.celery_message import Message, derived_id, encode_body
 from gateway.claims.claim import MINE
 from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic, time
@@ -89,8 +89,8 @@ class DeliveryInFlight(InFlight):
         if route.identified:
             self.identity = route.identity(delivery, verified)
         if self.identity and route.runs_once:
-            message.task_id = context.further.task_id(self.identity)
-        if route.also:
+            message.task_id = derived_id(context.config.prefix, self.identity)
+        if context.further is not None and route.also:
             self.further = context.further.messages(route, delivery, self.identity)
         size = request.size
         for each in (message, *self.further):
@@ -109,9 +109,9 @@ class DeliveryInFlight(InFlight):
         """Make the message for the route's own task."""
         route, delivery = self.route, self.delivery
         later = route.identified or self.mode != "wait"
-        queue = ""
-        if route.fair_by is not None:
-            queue = self.context.fairness.shorter(route.fair_pair(delivery))
+        fairness, queue = self.context.fairness, ""
+        if fairness is not None and route.fair_by is not None:
+            queue = fairness.shorter(route.fair_pair(delivery))
         return route.message(
             delivery,
             self.context.ids.new(),
@@ -156,10 +156,11 @@ class DeliveryInFlight(InFlight):
         Not `recorded`: all of them, as it is not known what earlier tries have published. Raises
         the `RequestError` of the first one that was refused.
         """
-        if self.further:
+        further = self.context.further
+        if further is not None and self.further:
             self.stage = FURTHER_TASKS
             self.trace.begin(FURTHER)
-            await self.context.further.publish(self.further, self.identity, self.deadline, recorded)
+            await further.publish(self.further, self.identity, self.deadline, recorded)
 
     def publish(self, again: Message | None = None) -> PendingTask:
         """Publish the route's own message, and wait for its confirm or its result.
@@ -178,8 +179,9 @@ class DeliveryInFlight(InFlight):
         else:
             pending = send(message, self.deadline)
         self.trace.begin(CONFIRM)
-        if self.route.fair_by is not None and again is None:
-            context.fairness.follow(pending)
+        fairness = context.fairness
+        if fairness is not None and self.route.fair_by is not None and again is None:
+            fairness.follow(pending)
         return pending
 
     def follow(self, pending: PendingTask) -> None:

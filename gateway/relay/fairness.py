@@ -33,7 +33,7 @@ class Fairness(Service):
     empty. A broker that is not AMQP is not asked.
     """
 
-    def __init__(self, queues: Iterable[str] = (), publisher: AnyPublisher | None = None):
+    def __init__(self, queues: Iterable[str], publisher: AnyPublisher):
         self._publisher = publisher
         #: The messages that are ready in each queue, as far as they are known.
         self.lengths: Counter[str] = Counter()
@@ -42,8 +42,7 @@ class Fairness(Service):
         self._turn = False
 
     def _work(self) -> Work:
-        if self._publisher is not None and self._used:
-            yield "lengths of queues", self._keep_asking(self._publisher)
+        yield "lengths of queues", self._keep_asking()
 
     def shorter(self, pair: tuple[str, str]) -> str:
         """Return the shorter of both queues; of queues that are equally long, each in turn."""
@@ -66,10 +65,10 @@ class Fairness(Service):
             self._unanswered[queue] += 1
             pending.also_release(lambda _pending: self._unanswered.subtract((queue,)))
 
-    async def _keep_asking(self, publisher: AnyPublisher) -> None:
+    async def _keep_asking(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            connection = publisher.connection
+            connection = self._publisher.connection
             if connection is not None and (self._used or self.lengths):
                 await self._ask(connection)
 

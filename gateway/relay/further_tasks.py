@@ -36,23 +36,15 @@ class FurtherTasks:
         self._ids = ids
         self._taken = taken
 
-    def task_id(self, identity: str, *parts: str) -> str:
-        """Return the task id that all tries of the delivery with `identity` have."""
-        return derived_id(self._prefix, identity, *parts)
-
     def messages(self, route: Route, delivery: Delivery, identity: str) -> list[Message]:
         """Return the messages; raises `BadRequest` where a value is missing."""
-        return [
-            task.message(
-                delivery,
-                # A task that was changed meanwhile is another one: it counts as not published.
-                self.task_id(identity, str(i), task.written) if identity else self._ids.new(),
-                store=True,
-                persistent=True,
-                expires=None,
-            )
-            for i, task in enumerate(route.also)
-        ]
+        made = []
+        for i, task in enumerate(route.also):
+            # A task that was changed meanwhile is another one: it counts as not published.
+            same = identity, str(i), task.written
+            task_id = derived_id(self._prefix, *same) if identity else self._ids.new()
+            made.append(task.message(delivery, task_id, store=True, persistent=True, expires=None))
+        return made
 
     async def publish(
         self, messages: Sequence[Message], identity: str, deadline: float, recorded: bool = True

@@ -14,7 +14,7 @@ PAIR = ("a", "b")
 
 @pytest.fixture
 def fairness() -> Fairness:
-    return Fairness()
+    return Fairness((), None)
 
 
 def pending(queue: str, on_release=None) -> PendingTask:
