@@ -64,15 +64,15 @@ class InFlight(ABC):
     sender has disconnected. ``half_closed``: its sender sends no more, and may have disconnected.
 
     At its end it has a ``status`` (0: the sender has disconnected), the ``seconds`` since the
-    request has arrived, the type of the ``error`` that was the answer, and a ``reason``: why the
-    answer is an error, or why no task was started.
+    request has arrived, the ``error_type`` of the error that was the answer, and a ``reason``: why
+    the answer is an error, or why no task was started.
     """
 
     __slots__ = (
         "_counted", "_gone", "_respond", "_size", "_step", "answered", "applied", "begun", "claim",
-        "closed", "context", "deadline", "delivery_id", "endpoint", "error", "event", "half_closed",
-        "identity", "kept", "message", "outcome", "pending", "reason", "redacted", "request",
-        "seconds", "state", "status", "task_id", "trace",
+        "closed", "context", "deadline", "delivery_id", "endpoint", "error_type", "event",
+        "half_closed", "identity", "kept", "message", "outcome", "pending", "reason", "redacted",
+        "request", "seconds", "state", "status", "task_id", "trace",
     )  # fmt: skip
 
     def __init__(self, context: Context, request: Request, respond: Respond):
@@ -86,7 +86,7 @@ class InFlight(ABC):
         self.answered = self.closed = self.half_closed = self._counted = self._gone = False
         self.kept = True
         self.event = self.delivery_id = self.task_id = self.identity = ""
-        self.applied = self.state = self.error = self.reason = ""
+        self.applied = self.state = self.error_type = self.reason = ""
         self.status = 0
         self.seconds = 0.0
         self.begun: Future[bool] | None = None
@@ -280,7 +280,7 @@ class InFlight(ABC):
         if not self.closed:
             self.context.metrics.count(ERRORS, error.type)
         self.state = self.state or _STATES.get(error.status, REFUSED)
-        self.error = error.type
+        self.error_type = error.type
         answer = of_error(error, self.delivery_id, self.task_id)
         self.give(answer, f"{error.type}: {why}")
 

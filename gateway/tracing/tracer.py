@@ -175,16 +175,16 @@ class Outage(logging.Handler):
 class Traced(Protocol):
     """A request that has ended.
 
-    ``status`` is that of its answer; 0 means that its sender had disconnected. ``error`` is the
-    type of the error that was the answer, or "". ``path`` is its route's, ``message`` that of its
-    own task, if there is one. ``joined``: its task is another try's. ``kept_request``, and what
+    ``status`` is that of its answer; 0 means that its sender had disconnected. ``error_type``
+    is that of the error which was the answer, or "". ``path`` is its route's, ``message`` that of
+    its own task, if there is one. ``joined``: its task is another try's. ``kept_request``, and what
     `recorded` makes of its message, are without what is not to be kept.
     """
 
     trace: Trace
     request: Request
     status: int
-    error: str
+    error_type: str
     delivery_id: str
     task_id: str
     message: Message | None
@@ -320,7 +320,7 @@ def _attributes(traced: Traced, method: str, kept: Message | None) -> dict[str, 
     if status:
         found["http.response.status_code"] = status
     if status >= 400:
-        found["error.type"] = traced.error or str(status)
+        found["error.type"] = traced.error_type or str(status)
     elif not status:
         found["error.type"] = _GONE
     ids = {"gateway.delivery.id": traced.delivery_id, "gateway.task.id": traced.task_id}

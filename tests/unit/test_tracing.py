@@ -89,8 +89,9 @@ def test_a_value_that_is_not_kept_is_in_no_span():
     trace = Trace("5" * 32, "6" * 16, "", sampled=True)
     trace.begin(PUBLISH)
     traced: Any = Namespace(
-        trace=trace, request=request, kept_request=redacted.request(request), status=200, error="",
+        trace=trace, request=request, kept_request=redacted.request(request), status=200,
         delivery_id="d", task_id="t", joined=False, path="/p", recorded=redacted.message,
+        error_type="",
         message=Message("t", "shop.run", f"orders.{text}", call, delivery.table(False)),
     )  # fmt: skip
 
