@@ -21,6 +21,7 @@ from gateway.journal.entry import DAMAGED, Entry
 from gateway.journal.filter import Filter, folded
 from gateway.journal.groups import About, general
 from gateway.journal.store import JournalStore
+from gateway.late.store import due_key, record_key
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
 
@@ -147,14 +148,14 @@ async def _erase_late(
 ) -> int:
     """Remove late answers with the text, or of deliveries with these `ids`: none is sent."""
     number = 0
-    begin = f"{prefix}{{late}}:task:"
+    begin = record_key(prefix, "")
     async for key in store.keys(begin):
         record = await store.run("HGET", key, "record")
         if record is not None and (wanted.is_in(record) or _delivery_of(record) in ids):
             number += 1
             if not dry_run:
                 await store.run("DEL", key)
-                await store.run("ZREM", f"{prefix}{{late}}:due", key[len(begin.encode()) :])
+                await store.run("ZREM", due_key(prefix), key[len(begin.encode()) :])
     return number
 
 

@@ -67,6 +67,20 @@ return {string.format('%.6f', time[1] + time[2] / 1e6), hash[1], hash[2]}
 """
 
 
+#: What follows the prefix of every key.
+_TAG = "{late}:"
+
+
+def record_key(prefix: str, task_id: str) -> str:
+    """Return the key of a task's record; `prefix` is `Config.prefix`."""
+    return f"{prefix}{_TAG}task:{task_id}"
+
+
+def due_key(prefix: str) -> str:
+    """Return the key of the set of those that are to be looked at."""
+    return f"{prefix}{_TAG}due"
+
+
 class Found(NamedTuple):
     """A record, its version, and by how many seconds the store's clock is ahead of ours.
 
@@ -92,7 +106,7 @@ class Records:
 
     def __init__(self, config: Config):
         self.redis = StateStore(config, "late answers")
-        self._prefix = f"{config.prefix}{{late}}:"
+        self._prefix, self._due = config.prefix, due_key(config.prefix)
         self._kept = config.idempotency_window
         #: The keys that cannot be read: each is told once, as another version may read it.
         self._unreadable: set[str] = set()
@@ -104,11 +118,11 @@ class Records:
         life = self._kept if ended else record.expires - found.now + _AFTER
         due = "" if record.told else f"{record.due or found.now + LOOK:.6f}"
         arguments = found.version, record.task_id, record.dump(), due, int(life * 1000)
-        keys = self._key(record.task_id), self._due
+        keys = record_key(self._prefix, record.task_id), self._due
         return bool(await self._run("EVAL", _SWAP, 2, *keys, *arguments))
 
     async def get(self, task_id: str) -> Found:
-        key = self._key(task_id)
+        key = record_key(self._prefix, task_id)
         now, version, record = await self._run("EVAL", _GET, 1, key)
         if version is None:
             none = Record(task_id, "", "", "", {}, "", 0.0, 0.0).ended(DROPPED)
@@ -117,10 +131,10 @@ class Records:
 
     async def due(self) -> list[Found]:
         """Return the records whose time for a look has come, and postpone their next one."""
-        arguments = _MOST, f"{LOOK:g}", self._key("")
-        keys = self._due, f"{self._prefix}absent"
-        now, *found = await self._run("EVAL", _DUE, 2, *keys, *arguments)
-        named = ((self._key(task_id.decode(errors="replace")), pair) for task_id, *pair in found)
+        begin = record_key(self._prefix, "")
+        keys = self._due, f"{self._prefix}{_TAG}absent"
+        now, *found = await self._run("EVAL", _DUE, 2, *keys, _MOST, f"{LOOK:g}", begin)
+        named = ((begin + task_id.decode(errors="replace"), pair) for task_id, *pair in found)
         return [self._found(key, now, *pair) for key, pair in named]
 
     def _found(self, key: str, now: bytes, version: bytes, record: bytes) -> Found:
@@ -133,13 +147,6 @@ class Records:
                 text = "%s, the record of a late answer, cannot be read; remove it: %s: %.200r"
                 log.error(text, key, exc, record)
             return Found(_DAMAGED, 0, ahead)
-
-    @property
-    def _due(self) -> str:
-        return f"{self._prefix}due"
-
-    def _key(self, task_id: str) -> str:
-        return f"{self._prefix}task:{task_id}"
 
     async def _run(self, *command: Arg) -> list[Any]:
         try:

@@ -20,7 +20,7 @@ from gateway.errors import StateUnavailable
 from gateway.journal.entry import FAILED, SUCCEEDED
 from gateway.journal.scripts import Keys
 from gateway.journal.store import FIRST_LOOK, JournalStore
-from gateway.late.store import Records
+from gateway.late.store import Records, due_key, record_key
 from gateway.relay.further_tasks import TakenTasks
 from gateway.stores.state_store import SLOTS, StateStore, slot
 from tests.contract.test_journal_store import answered, begun, got, later, until_due
@@ -221,8 +221,9 @@ async def test_a_journal_waits_until_its_slot_has_moved(nodes, moved):
 
 
 async def test_late_answers_wait_until_their_slot_has_moved(nodes):
-    records = Records(Config(state_url=nodes.url))
-    key, due = records._key("left"), records._due
+    config = Config(state_url=nodes.url)
+    records = Records(config)
+    key, due = record_key(config.prefix, "left"), due_key(config.prefix)
     await records.redis.start()
     try:
         await records.redis.run("HSET", key, "version", 1, "record", "{}")

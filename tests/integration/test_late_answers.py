@@ -25,7 +25,7 @@ from gateway.http_client import HttpClient, NotSent
 from gateway.journal.entry import ANSWERED_LATE, LATE_FAILED, LATE_UNCERTAIN, SUCCEEDED
 from gateway.late import answers, record
 from gateway.late.answers import LateAnswers
-from gateway.late.store import Found
+from gateway.late.store import Found, record_key
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
 from tests.integration.late_senders import (
@@ -245,7 +245,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(
         texts = ("", "{", "[]", "{}", '{"due": 1}', "null", None, *odd)
         unreadable = {str(uuid4()): text for text in texts}
         for task_id, text in unreadable.items():
-            key = late._records._key(task_id)
+            key = record_key(gateways.config.prefix, task_id)
             if text is None:
                 client.set(key, "no hash")
             else:
@@ -537,7 +537,7 @@ async def test_what_an_exception_says_of_redacted_values_is_not_kept(client, dep
             end(client, task_id, error, "FAILURE")
             await eventually(lambda: gateways.count("failed"))
         assert "the task has no answer: ValueError (route" in caplog.text
-        kept = client.hgetall(late._records._key(task_id))
+        kept = client.hgetall(record_key(gateways.config.prefix, task_id))
         assert "4111" not in f"{caplog.text}{kept}"
 
 
