@@ -20,16 +20,13 @@ PAUSE = 10.0  # seconds between checks of how full the Redis of the claims is
 
 
 class Idempotency(Service):
-    """Claims on deliveries, and who waits for the tasks of others; `results` is their store.
-
-    ``refuse``: a delivery is refused where Redis does not tell whether it has been taken.
-    """
+    """Claims on deliveries, and who waits for the tasks of others; `results` is their store."""
 
     def __init__(self, config: Config, results: Results, metrics: Metrics):
         self.claims = Claims(config)
         self.waiter = ResultWaiter(config, self.claims, results)
         self.unattended = UnattendedTasks(config, self.claims, results)
-        self.refuse = config.without_state == "refuse"
+        self.required = config.claims_required
         watch = StateWatch(metrics, self.claims.redis)
         self.uses = (self.claims, watch, self.waiter, self.unattended)
 
@@ -45,7 +42,7 @@ class Idempotency(Service):
     @property
     def error(self) -> str:
         """Why deliveries cannot be taken, in words; empty when they can."""
-        return (self.waiter.error or self.claims.uncopied) if self.refuse else ""
+        return (self.waiter.error or self.claims.uncopied) if self.required else ""
 
 
 class StateWatch(Service):

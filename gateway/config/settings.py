@@ -376,11 +376,16 @@ class Config(Model):
         """Is the broker an AMQP one (and not the Redis that `gateway dev` embeds)?"""
         return _is_amqp(self.broker_url[0])
 
+    @property
+    def claims_required(self) -> bool:
+        """Is a delivery refused where Redis does not tell whether it has been taken?"""
+        return self.without_state == "refuse"
+
     def unneeded(self, route: Route) -> set[str]:
         """Return without which servers, by the names of a process's checks, `route` is served."""
         # A cluster's nodes that are away refuse their share only.
         results = {"results", "shards"} if route.answer == "accept" else {"shards"}
-        state = set() if route.identified and self.without_state == "refuse" else {"state"}
+        state = set() if route.identified and self.claims_required else {"state"}
         return results | state
 
     @property

@@ -89,7 +89,7 @@ class ClaimedDelivery(DeliveryInFlight):
         try:
             claim = await self._take(again)
         except StateUnavailable:
-            if self.idempotency.refuse:
+            if self.idempotency.required:
                 raise
             self.claim = None
             await self.publish_all(recorded=False)
@@ -108,7 +108,7 @@ class ClaimedDelivery(DeliveryInFlight):
         return pending is not None and await self.idempotency.waiter.wait(claim, pending)
 
     async def _take(self, again: bool) -> Claim:
-        route, refuse = self.route, self.idempotency.refuse
+        route, required = self.route, self.idempotency.required
         return await self.idempotency.claims.take(
             self.identity,
             self.delivery.body,
@@ -121,7 +121,7 @@ class ClaimedDelivery(DeliveryInFlight):
             # be the acceptance.
             rerun=self.mode == "wait",
             # A delivery that may be relayed without a claim needs time left for that.
-            patience=None if refuse else (self.deadline - monotonic()) / 2,
+            patience=None if required else (self.deadline - monotonic()) / 2,
         )
 
     def join(self, claim: Claim, again: bool) -> None:

@@ -89,7 +89,7 @@ class TakenTasks:
         self._redis = redis
         self._prefix = config.prefix
         self._window = int(config.idempotency_window * 1000)
-        self._refuse = config.without_state == "refuse"
+        self._required = config.claims_required
 
     async def of(self, identity: str, deadline: float) -> set[str]:
         """Return the ids of the tasks that earlier tries published, and the broker confirmed.
@@ -98,12 +98,12 @@ class TakenTasks:
         then, and also if Redis has not answered after half of the time until `deadline` (monotonic
         seconds): the other half is left for publishing.
         """
-        timeout = None if self._refuse else (deadline - monotonic()) / 2
+        timeout = None if self._required else (deadline - monotonic()) / 2
         try:
             async with asyncio.timeout(timeout):
                 found = await self._redis.run("SMEMBERS", self._key(identity))
         except (StoreError, TimeoutError) as exc:
-            if self._refuse:
+            if self._required:
                 raise StateUnavailable from exc
             reason = str(exc) or "no answer in time"
             log.warning("it is not known which further tasks were taken: %s", reason)
