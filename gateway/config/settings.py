@@ -32,7 +32,7 @@ from gateway.config.urls import TLS
 from gateway.errors import PluginError
 from gateway.model import File, Model, Seconds, Text, matching
 from gateway.sources import of, options_class
-from gateway.sources.base import Options, as_list
+from gateway.sources.base import Options, Source, as_list
 
 #: The most bytes of a refused request in the journal.
 REFUSED_BYTES = 64 * 1024
@@ -380,6 +380,11 @@ class Config(Model):
     def claims_required(self) -> bool:
         """Is a delivery refused where Redis does not tell whether it has been taken?"""
         return self.without_state == "refuse"
+
+    def source(self, name: str) -> Source:
+        """Make the source with this name."""
+        options = self.sources[name]
+        return of(options)(options, self.public_url or "")
 
     def unneeded(self, route: Route) -> set[str]:
         """Return without which servers, by the names of a process's checks, `route` is served."""

@@ -21,7 +21,6 @@ from gateway.delivery import Request, traceparent_of
 from gateway.journal.entry import IGNORED, REFUSED
 from gateway.journal.store import Refusal
 from gateway.request_log import shown_path
-from gateway.sources import of
 
 #: Bytes of a body, characters of a path or of a header's value, and characters of all headers.
 BODY, VALUE, HEADERS = 4_096, 500, 4_096
@@ -59,10 +58,7 @@ class Refusals:
         self._states = (IGNORED, REFUSED) if config.journal_refused else (IGNORED,)
         self._kinds, self._senders = Allowance(*KIND), Allowance(*SENDER)
         self._secret = frozenset[str]().union(
-            *(
-                of(options)(options, config.public_url or "").secret_headers
-                for options in config.sources.values()
-            )
+            *(config.source(name).secret_headers for name in config.sources)
         )
 
     def write(

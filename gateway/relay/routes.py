@@ -15,7 +15,6 @@ from gateway.delivery import PRIVATE_HEADERS, Delivery, Request
 from gateway.errors import BadRequest, MethodNotAllowed, NotFound, Unverified
 from gateway.relay.fetched_keys import FetchedKeys
 from gateway.relay.limits import SourceLimits
-from gateway.sources import of
 from gateway.sources.base import Source, Verified
 from gateway.sources.proofs import raw
 
@@ -118,10 +117,7 @@ class Routes:
     """Finds endpoints by path; those with parameters are tried in the order of the file."""
 
     def __init__(self, config: Config):
-        sources = {
-            name: of(options)(options, config.public_url or "")
-            for name, options in config.sources.items()
-        }
+        sources = {name: config.source(name) for name in config.sources}
         #: The public keys of each source that fetches them.
         self.fetched_keys = []
         for each in sources.values():

@@ -53,7 +53,7 @@ def sources(config: Config) -> Iterator[Finding]:
     """
     exposed = []
     for name, options in config.sources.items():
-        source = of(options)(options, config.public_url or "")
+        source = config.source(name)
         if source.shared_key:
             yield warn(f"source {name}", _SHARED, _SHARED_REMEDY.format(name))
         if not source.covers_body:
@@ -85,16 +85,15 @@ def events(config: Config) -> Iterator[Finding]:
     for route in config.routes:
         if route.source is None:
             continue
-        options = config.sources[route.source]
-        known = of(options)(options, config.public_url or "").events
-        if known is None:
+        source = config.source(route.source)
+        if (known := source.events) is None:
             continue
         # A delivery whose event cannot be read has none.
         unknown = [
             each for each in _events(route) if not any(overlap(each, e) for e in ("", *known))
         ]
         if unknown:
-            yield _unknown_events(route, options.scheme, unknown, known)
+            yield _unknown_events(route, source.options.scheme, unknown, known)
 
 
 def _events(route: Route) -> Iterator[str]:

@@ -19,7 +19,6 @@ from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.shell import curl
 from gateway.similar import meant
-from gateway.sources import of
 from gateway.sources.base import Draft
 from gateway.stack import Server
 
@@ -109,8 +108,6 @@ def _sent(config: Config, path: Path | None, url: str) -> list[str]:
 
 
 def _message(config: Config, url: str) -> str:
-    options = config.sources["wechat"]
-    now = time()
-    source = of(options)(options)
+    now, source = time(), config.source("wechat")
     _, body = source.sample("", str(secrets.randbelow(10**15)), now)
     return curl("POST", *signed_request(source, Draft(body, url, now)))
