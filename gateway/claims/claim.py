@@ -47,12 +47,11 @@ class Claim:
     ``state`` is `MINE`, `LAPSED` (and ours now), `PUBLISHING`, `CONFIRMED` or `DONE`, which has
     the ``answer`` unless that was too large. ``owner`` is the task id of this try. ``span`` is the
     time that all tries of the sender take, ``age`` the time since the first one, ``lease`` the time
-    until the state lapses, all in seconds. On ``channel`` the joined tries are told that the claim
-    was confirmed, done or released. ``redacted`` knows the values that no kept answer may have.
+    until the state lapses, all in seconds. ``redacted`` knows the values that no kept answer may
+    have.
     """
 
     key: bytes
-    channel: str
     owner: str
     span: float
     state: str

@@ -78,7 +78,7 @@ class ResultWaiter(Service):
         pending.also_release(lambda _pending: woken.set())
         listeners = [
             (self._results.subscription, self._results.prefix + claim.task_id, on_result),
-            (self._claims_subscription, claim.channel, on_claim),
+            (self._claims_subscription, self._claims.channel(claim), on_claim),
         ]
         added = []
         try:

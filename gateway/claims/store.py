@@ -139,7 +139,7 @@ class Claims(Service):
         except (StoreError, TimeoutError, asyncio.CancelledError) as exc:
             # Redis may have executed the command nevertheless: then the claim is released.
             if key:
-                self.release(self._claim(key, owner, span, MINE, task_id, digest), not_taken=True)
+                self.release(Claim(key, owner, span, MINE, task_id, digest), not_taken=True)
             if isinstance(exc, asyncio.CancelledError):  # the sender has got an error
                 raise
             log.warning("a claim could not be taken: %s", exc)
@@ -150,7 +150,7 @@ class Claims(Service):
         state = _NAMES.get(found) or found.decode()
         if task != who[1]:
             task_id = str(UUID(bytes=task))
-        claim = self._claim(key, owner, span, state, task_id, first_digest)
+        claim = Claim(key, owner, span, state, task_id, first_digest)
         claim.age = max(int(age), 0) / 1000  # Redis' clock may have been set back
         claim.tries, claim.lease = int(tries), int(lease) / 1000
         if recovers and state == PUBLISHING:
@@ -168,11 +168,9 @@ class Claims(Service):
             self._uncopied_key = key
             raise StoreError(f"{self.uncopied} after {_COPYING:g} s")
 
-    def _claim(
-        self, key: bytes, owner: str, span: float, state: str, task_id: str, digest: bytes
-    ) -> Claim:
-        channel = f"{self._prefix}claimed:{task_id}"
-        return Claim(key, channel, owner, span, state, task_id, digest)
+    def channel(self, claim: Claim) -> str:
+        """Return where joined tries are told that the claim was confirmed, done or released."""
+        return f"{self._prefix}claimed:{claim.task_id}"
 
     async def state(self, claim: Claim) -> tuple[str, Outcome | None]:
         """Return the present state of `claim`, and with `FAILED` the outcome of its task.
@@ -207,8 +205,8 @@ class Claims(Service):
 
     def confirm(self, claim: Claim) -> None:
         """Write that the broker has taken the message."""
-        args: list[Arg] = [_raw(claim.task_id), claim.digest, self._life, self._kept, claim.channel]
-        self._write(scripts.CONFIRM, claim, args)
+        task_id = _raw(claim.task_id)
+        self._write(scripts.CONFIRM, claim, task_id, claim.digest, self._life, self._kept)
 
     async def prolong(self, claims: Sequence[Claim]) -> None:
         """Keep claims of confirmed messages for longer, as a process listens for their results.
@@ -227,8 +225,8 @@ class Claims(Service):
     def finish(self, claim: Claim, answer: Answer) -> None:
         """Write the final answer, which all later tries get."""
         data = dump(answer) if self._may_keep(claim, answer) else b""
-        args: list[Arg] = [_raw(claim.task_id), claim.digest, self._window, data, claim.channel]
-        self._write(scripts.FINISH, claim, args)
+        task_id = _raw(claim.task_id)
+        self._write(scripts.FINISH, claim, task_id, claim.digest, self._window, data)
 
     def _may_keep(self, claim: Claim, answer: Answer) -> bool:
         redacted = claim.redacted is not None and claim.redacted.is_in(answer)
@@ -242,8 +240,8 @@ class Claims(Service):
         if answer is not None and not self._may_keep(claim, answer):
             error, answer = f"answered {answer.status}", None
         end = dump_end(error, answer)
-        args: list[Arg] = [_raw(claim.task_id), end, _ms(_REMEMBER), _ms(claim.span), claim.channel]
-        self._write(scripts.FAIL, claim, args)
+        task_id = _raw(claim.task_id)
+        self._write(scripts.FAIL, claim, task_id, end, _ms(_REMEMBER), _ms(claim.span))
 
     def release(self, claim: Claim, not_taken: bool) -> None:
         """Write that the message was not confirmed: the next try publishes.
@@ -251,14 +249,15 @@ class Claims(Service):
         It does so under the same task id, unless the broker has surely `not_taken`
         the message, and no earlier try has published it.
         """
-        args: list[Arg] = [_raw(claim.owner), int(not_taken), _ms(claim.span), claim.channel]
-        self._write(scripts.RELEASE, claim, args)
+        owner = _raw(claim.owner)
+        self._write(scripts.RELEASE, claim, owner, int(not_taken), _ms(claim.span))
 
     def _failed(self, claim: Claim) -> bytes:
         """Return the key of the record that the claim's task has failed."""
         return failure_key(self._prefix, claim.key, claim.task_id)
 
-    def _write(self, script: str, claim: Claim, args: list[Arg], since: float = 0.0) -> None:
+    def _write(self, script: str, claim: Claim, *args: Arg, since: float = 0.0) -> None:
+        """Run a script, whose last argument is the channel, and again for a while if that fails."""
         self._leased.pop(claim.owner, None)
         since = since or monotonic()
 
@@ -267,10 +266,10 @@ class Claims(Service):
                 return
             log.warning("a claim could not be written to Redis: %s", exc)
             if monotonic() - since < _RETRY_FOR:
-                again = partial(self._write, script, claim, args, since)
+                again = partial(self._write, script, claim, *args, since=since)
                 asyncio.get_running_loop().call_later(_RENEWAL, again)
 
-        self._run(script, claim, *args).add_done_callback(written)
+        self._run(script, claim, *args, self.channel(claim)).add_done_callback(written)
 
     def _run(self, script: str, claim: Claim, *args: Arg) -> asyncio.Future[Any]:
         return self.redis.run("EVAL", script, 2, claim.key, self._failed(claim), *args)

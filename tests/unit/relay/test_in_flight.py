@@ -70,7 +70,7 @@ def test_a_body_after_the_deadline_is_not_published(harness):
 async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
     harness, applied, held
 ):
-    claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
+    claim = Claim(b"key", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
     delivery = waiting(harness, applied)
     delivery.enter(0)
     delivery.join(claim, again=False)
@@ -79,7 +79,7 @@ async def test_earlier_tries_are_held_unless_the_sender_says_how_long_it_waits(
 
 
 def test_the_claim_of_an_unattended_task_has_no_body(harness):
-    claim = Claim(b"key", "channel", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
+    claim = Claim(b"key", "owner", 15.0, CONFIRMED, "task", b"", tries=1)
     waiting(harness, redact=["header:key"]).join(claim, again=False)
     assert claim.redacted.is_in(Answer(200, "", b"1"))
     assert b"hello" not in vars(claim.redacted).values()
@@ -100,7 +100,7 @@ async def test_a_later_try_asks_whether_its_result_was_sent_late(harness, state,
     delivery.route = delivery.route.model_copy(update={"late": object()})
     delivery.context = copy(delivery.context)
     delivery.context.late = late
-    claim = Claim(b"key", "channel", "owner", 15.0, state, "task", b"", tries=1)
+    claim = Claim(b"key", "owner", 15.0, state, "task", b"", tries=1)
     delivery.enter(0)
     delivery.join(claim, again=False)
     delivery.answer_with(Answer(200, "", b""))
