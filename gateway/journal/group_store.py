@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
@@ -32,17 +31,14 @@ class Failing(NamedTuple):
     about: About | None
 
 
-class GroupStore(ABC):
+class GroupStore:
     """Counts deliveries that have failed, and keeps their groups, and what is to be told of them.
 
     `gateway.journal.store.JournalStore` says the rest.
     """
 
     _keys: Keys
-
-    @property
-    @abstractmethod
-    def _run(self) -> Ask: ...
+    _run: Ask
 
     def _call(self, script: str, keys: Sequence[str], *arguments: Any) -> Awaitable[Any]:
         """Run a script with its keys."""

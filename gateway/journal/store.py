@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple, Self
 
-from gateway.background import Service
 from gateway.clock import monotonic
 from gateway.config.settings import REFUSED_BYTES, Config
 from gateway.errors import StoreError
@@ -32,7 +31,7 @@ from gateway.journal.group_store import GroupStore
 from gateway.journal.pages import PAGE, sought
 from gateway.journal.reading import Reader
 from gateway.journal.scripts import Keys
-from gateway.stores import result_store, state_store
+from gateway.stores import result_store
 from gateway.stores.pipeline import ASKING
 from gateway.stores.result_store import Ask
 from gateway.stores.state_store import StateStore
@@ -116,7 +115,7 @@ _ENDING = 2.0  # seconds for a replay beside those until it is confirmed
 Version = tuple[str, str, str, str]
 
 
-class JournalStore(GroupStore, Reader, Service):
+class JournalStore(GroupStore, Reader):
     """Keeps the entries of the journal in the Redis of the claims, 6.2 or newer.
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
@@ -135,26 +134,18 @@ class JournalStore(GroupStore, Reader, Service):
     - A delivery that fails is remembered until `count` has added it to its group, each time that it
       fails. Groups are not removed with their deliveries: those that have failed last are kept.
     - Ages, looks and positions are by Redis' clock.
-    - No method blocks. What is called first takes effect first, also if it is awaited later. `stop`
-      waits for that as well.
-    - Each fails with a `GatewayError` where Redis does not answer in time or refuses; only
-      `check` raises what its `run` does, by which `gateway check` finds the remedy.
-    - Of a store that was started, `write` and `refuse` are `Unanswered` where Redis does not
-      answer. They may then be called again with the same.
+    - No method blocks. What is called first takes effect first, also if it is awaited later.
+    - Each fails as `run` does where Redis does not answer in time or refuses. With the `run` of a
+      `StateStore`, `write` and `refuse` are `Unanswered` where Redis does not answer. They may then
+      be called again with the same.
 
-    A gateway makes one for each process, from `start` to `stop`; a command, or a request to the
-    API, uses one that `opened` yields. `run` sends a command and returns an awaitable of the reply.
-    Without it, this store's own connection does that, between `start` and `stop`, and returns
-    futures. `part`: see `Keys`.
+    `run` sends a command and returns an awaitable of the reply. A gateway makes one store for each
+    process; a command, or a request to the API, uses one that `opened` yields. `part`: see `Keys`.
     """
 
-    def __init__(self, config: Config, run: Ask | None = None, part: str = ""):
-        self._config = config
-        self._keys = Keys(config, part)
-        self._store = StateStore(config, "journal")
-        self.uses = (self._store,)
-        self._given = run
-        keys = self._keys
+    def __init__(self, config: Config, run: Ask, part: str = ""):
+        self._config, self._run = config, run
+        self._keys = keys = Keys(config, part)
         # What each script gets last.
         self._last = (keys.prefix, keys.changes, int(bool(config.archive_url)))
         self._drops = int(config.keep_bodies == "failed")
@@ -164,12 +155,8 @@ class JournalStore(GroupStore, Reader, Service):
     @asynccontextmanager
     async def opened(cls, config: Config) -> AsyncIterator[Self]:
         """Connect for one command; errors name the store's URL and the remedy."""
-        async with state_store.asking(config) as ask:
-            yield cls(config, ask)
-
-    @property
-    def _run(self) -> Ask:
-        return self._given or self._store.run
+        async with StateStore.opened(config) as store:
+            yield cls(config, result_store.remedied(config, config.state, store.run))
 
     def _eval(self, script: str, *arguments: Any) -> Awaitable[Any]:
         """Run one of `scripts`."""
@@ -298,7 +285,8 @@ class JournalStore(GroupStore, Reader, Service):
         The first one is empty: from then on nothing is missed. It uses a connection of its own, and
         raises `GatewayError` where that cannot be made, or is lost.
         """
-        messages = self._store.connect().messages(self._keys.changes, ASKING, _SILENCE)
+        client = result_store.connect(self._config, self._config.state, state=True)
+        messages = client.messages(self._keys.changes, ASKING, _SILENCE)
         try:
             async with aclosing(messages):
                 async for message in messages:

@@ -35,6 +35,7 @@ from gateway.journal.store import (
 from gateway.metric_table import LATE
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
+from gateway.stores.state_store import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ class Journal(Service):
     """
 
     def __init__(self, config: Config, metrics: Metrics, results: Results | None = None):
-        self.store = JournalStore(config)
+        self._redis = redis = StateStore(config, "journal")
+        # `run` is another one once it is known that there is a cluster.
+        self.store = JournalStore(config, lambda *command: redis.run(*command))
         self._follower = results and Follower(config, self.store, metrics, results)
         self.stored = config.strategy_info.stored
         size = SizeWatch(config, self.store, metrics)
@@ -106,7 +109,7 @@ class Journal(Service):
         self.refusals = Refusals(config, self._keep) if config.most_apart else None
 
     async def start(self) -> None:
-        await self.store.start()
+        await self._redis.start()
         await super().start()
 
     async def stop(self) -> None:
@@ -118,7 +121,7 @@ class Journal(Service):
         await background.stop(self._catching_up)
         for _, write in self._unanswered:
             self._lose("the store does not answer, and the process ends", write.lost)
-        await self.store.stop()
+        await self._redis.stop()
 
     def begin(self, message: Message, task_id: str, identity: str) -> Future[bool]:
         """Write a delivery before it is answered; the future says whether the store has it.

@@ -21,7 +21,6 @@ from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.stores import result_store
 from gateway.stores.pipeline import ASKING, PATIENCE, PING, Arg, Command, Pipeline
-from gateway.stores.result_store import Ask
 from gateway.stores.server import HELLO, Address
 
 if TYPE_CHECKING:
@@ -271,10 +270,3 @@ class StateStore:
                 self._changed.set()
             return False
         return True
-
-
-@asynccontextmanager
-async def asking(config: Config) -> AsyncIterator[Ask]:
-    """Yield what sends a command to the Redis of the claims: see `result_store.remedied`."""
-    async with StateStore.opened(config) as store:
-        yield result_store.remedied(config, config.state, store.run)

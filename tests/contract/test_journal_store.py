@@ -45,7 +45,8 @@ from gateway.journal.store import (
     Refusal,
     Row,
 )
-from gateway.stores import state_store
+from gateway.stores.state_store import StateStore
+from tests.support.parts import ProcessStore, started
 from tests.support.redis_kinds import Nodes
 from tests.support.stack import Server, Stack, free_port
 
@@ -78,12 +79,8 @@ def use(request: pytest.FixtureRequest, server: Server) -> Use:
             async with JournalStore.opened(config) as store:
                 yield store
             return
-        store = JournalStore(config)
-        await store.start()
-        try:
+        async with started(ProcessStore(config)) as store:
             yield store
-        finally:
-            await store.stop()
 
     return use
 
@@ -630,7 +627,7 @@ async def test_a_check_leaves_nothing(use: Use):
         await store.check()
         after = await store.trim(100)
         assert await listed(store) == before and after[:5] == size[:5]
-        async with state_store.StateStore.opened(store._config) as keys:
+        async with StateStore.opened(store._config) as keys:
             assert [key async for key in keys.keys("") if b"check-" in key] == []
 
 
@@ -652,12 +649,10 @@ async def test_a_store_that_is_away_is_an_error_of_the_gateway(use: Use, server:
 
 async def test_a_started_store_says_that_it_has_no_answer():
     url = f"redis://127.0.0.1:{free_port()}/0"
-    store = JournalStore(Config(journal=10, strategy="pika", state_url=url))
-    await store.start()
-    for written in (store.write([begun("one")]), store.refuse(refusal("one"))):
-        with pytest.raises(Unanswered):
-            await written
-    await store.stop()
+    async with started(ProcessStore(Config(journal=10, strategy="pika", state_url=url))) as store:
+        for written in (store.write([begun("one")]), store.refuse(refusal("one"))):
+            with pytest.raises(Unanswered):
+                await written
 
 
 async def test_entries_with_long_calls_come_in_small_pages(server: Server):
@@ -665,10 +660,10 @@ async def test_entries_with_long_calls_come_in_small_pages(server: Server):
     config = Config(journal=100, strategy="pika", state_url=server.url)
     sizes = []
 
-    async with state_store.asking(config) as ask:
+    async with StateStore.opened(config) as keys:
 
         async def run(*command: Any) -> Any:
-            reply = await ask(*command)
+            reply = await keys.run(*command)
             sizes.append(len(repr(reply)))
             return reply
 

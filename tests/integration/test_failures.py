@@ -36,7 +36,7 @@ from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
-from tests.support.parts import started
+from tests.support.parts import ProcessStore, started
 from tests.support.waiting import eventually
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -269,7 +269,7 @@ async def deployment(
 ) -> AsyncIterator[tuple[JournalStore, list[Failures], list[Metrics]]]:
     """Run what counts in so many processes of a gateway."""
     metrics = [Metrics(routes=["/"]) for _ in range(number)]
-    stores = [JournalStore(config) for _ in metrics]
+    stores = [ProcessStore(config) for _ in metrics]
     failures = [Failures(config, *each) for each in zip(stores, metrics, strict=True)]
     async with started(*stores, *failures):
         yield stores[0], failures, metrics
@@ -389,7 +389,7 @@ async def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
     caplog.set_level("DEBUG", "gateway.failures")
 
     config, metrics = notify("slack", "http://127.0.0.1:9"), Metrics(routes=["/"])
-    async with started(JournalStore(config)) as store:
+    async with started(ProcessStore(config)) as store:
         notifier = telling.Notifier(config, store, metrics)
         notifier.tell()
         await eventually(lambda: "failures cannot be told" in caplog.text)
@@ -402,7 +402,7 @@ async def test_a_message_that_cannot_be_noted_is_not_sent_again_at_once(client, 
     async with recorder() as (server, url):
         # Given something to be told, and a store that does not take what was told,
         config, metrics = Config(state_url=redis_server.url, journal=10), Metrics(routes=["/"])
-        store = JournalStore(config)
+        store = ProcessStore(config)
         await store.start()
         await fail(store, "A")
         await store.count(await store.failing("test", 60.0, 9) or (), True)

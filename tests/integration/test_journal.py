@@ -25,7 +25,7 @@ from gateway.journal.store import Begun, JournalStore
 from gateway.journal.writing import Journal, SizeWatch
 from gateway.metrics import Metrics
 from gateway.stores.results import Results
-from tests.support.parts import started
+from tests.support.parts import ProcessStore, started
 from tests.support.redis_kinds import account
 from tests.support.stack import Server
 from tests.support.waiting import eventually
@@ -336,7 +336,7 @@ async def test_silence_is_no_loss_and_a_redis_that_does_not_answer_is(stack, sta
     with server.client as client:
         # Given a change after a time in which Redis was asked more than once,
         loop, change = asyncio.get_running_loop(), (Keys(config).changes, "late accepted")
-        async with aclosing(JournalStore(config).changes()) as changes:
+        async with aclosing(ProcessStore(config).changes()) as changes:
             assert await anext(changes) == ""
             loop.call_later(0.5, client.publish, *change)
             assert await anext(changes) == "late"

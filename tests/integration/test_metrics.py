@@ -10,12 +10,11 @@ import pytest
 
 from gateway.claims.idempotency import StateWatch
 from gateway.config.settings import Config
-from gateway.journal.store import JournalStore
 from gateway.journal.writing import SizeWatch
 from gateway.stores.state_store import StateStore
 from tests.integration.deliveries import URLS, Servers, gather, keyed, run, send
 from tests.support.config import route, source
-from tests.support.parts import started
+from tests.support.parts import ProcessStore, started
 from tests.support.requests import fetch, metric, scrape, total
 from tests.support.stack import Server, free_port
 from tests.support.waiting import eventually, until
@@ -149,7 +148,7 @@ def test_the_sizes_of_journal_and_state_are_known(servers, gateway):
     ("store", "watch", "told", "name"),
     [
         (
-            JournalStore,
+            ProcessStore,
             lambda store, metrics: SizeWatch(GONE, store, metrics),
             "the size of the journal",
             "gateway_journal_bytes",

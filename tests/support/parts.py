@@ -6,15 +6,27 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from gateway.background import Service
 from gateway.config.settings import Config
+from gateway.journal.store import JournalStore
 from gateway.stores import result_store
 from gateway.stores.pipeline import Pipeline
+from gateway.stores.state_store import StateStore
 
 
 def pipeline_to(url: str) -> Pipeline:
     """Return a pipeline to a Redis, not started yet."""
     config = Config(result_backend=url)
     return Pipeline(lambda: result_store.connect(config), "test")
+
+
+class ProcessStore(JournalStore, Service):
+    """The journal's store as a process has it: its connection is open from `start` to `stop`."""
+
+    def __init__(self, config: Config):
+        redis = StateStore(config, "journal")
+        super().__init__(config, lambda *command: redis.run(*command))
+        self.uses = (redis,)
 
 
 @asynccontextmanager

@@ -10,10 +10,10 @@ from gateway.admin.pages.counted import Counted
 from gateway.admin.pages.routes import settings
 from gateway.admin.pages.view import View
 from gateway.config.settings import Config
-from gateway.errors import GatewayError
-from gateway.stores import state_store
-from gateway.stores.result_store import without_password
+from gateway.errors import GatewayError, StoreError
+from gateway.stores.result_store import no_answer, without_password
 from gateway.stores.server import numbers
+from gateway.stores.state_store import StateStore
 
 _NEAR = 0.85  # the share of a limit from which on it is told
 
@@ -46,10 +46,10 @@ async def _redis(config: Config) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"url": without_password(config.state), "problem": ""}
     try:
-        async with state_store.asking(config) as ask:
-            answer = await ask("INFO")
-    except GatewayError as exc:
-        return {**found, "problem": str(exc)}
+        async with StateStore.opened(config) as store:
+            answer = await store.run("INFO")
+    except StoreError as exc:
+        return {**found, "problem": str(no_answer(config, config.state, exc))}
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     info = {name: value for name, _, value in pairs}
