@@ -22,6 +22,7 @@ from pika.channel import Channel
 from gateway.amqp.connection import TurnConnection
 from gateway.config.task import TaskSettings
 from gateway.config.urls import TLS
+from gateway.errors import BrokerUnavailable
 from gateway.read_throttling import ReadThrottling
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,15 @@ async def open_connection(
     except BaseException:
         close(connection)
         raise
+
+
+async def guarded(tell: Callable[[str, str], object], problem: str, step: Awaitable[None]) -> None:
+    """Await `step`, which takes place again later; where the broker fails, `tell` the `problem`."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            await step
+    except (*ERRORS, BrokerUnavailable) as exc:
+        tell(f"{problem}: %s", describe(exc))
 
 
 def close(connection: TurnConnection, why: str = "Normal shutdown") -> None:

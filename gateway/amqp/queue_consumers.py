@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from math import inf
 
 from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
-from gateway.amqp.broker import describe
 from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
 from gateway.background import Service, Work, happens
 from gateway.clock import monotonic
 from gateway.config.dynamic import IDLE, RENEWED
 from gateway.config.route import Route
-from gateway.errors import BrokerUnavailable, QueueLimit, RequestError
+from gateway.errors import QueueLimit, RequestError
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ CHECK_INTERVAL = 1.0  # seconds between checks of the queues in use
 _KNOWN = 10.0  # seconds for which the workers' answers are used
 _LONGEST_SWEEP = 60.0  # seconds between two sweeps, at the most
 _WATCHED = 10.0  # seconds after a message in which its queue is checked each time
+
+_guarded = partial(broker.guarded, log.info, "dynamic queues are not watched for now")
 
 
 class DynamicQueue:
@@ -189,17 +191,9 @@ class QueueConsumers(Service):
         while True:
             if not await happens(self._unconsumed, max(checked + CHECK_INTERVAL - monotonic(), 0)):
                 checked = monotonic()
-                await self._guard(self._check())
+                await _guarded(self._check())
             self._unconsumed.clear()
-            await self._guard(self.assign())
-
-    async def _guard(self, step: Awaitable[None]) -> None:
-        """Await `step`; what it cannot do without the broker is done later."""
-        try:
-            async with asyncio.timeout(broker.CONNECT_TIMEOUT):
-                await step
-        except (*broker.ERRORS, BrokerUnavailable) as exc:
-            log.info("dynamic queues are not watched for now: %s", describe(exc))
+            await _guarded(self.assign())
 
     async def _check(self) -> None:
         """Renew the queues that are due, and note their messages and consumers."""
@@ -224,7 +218,7 @@ class QueueConsumers(Service):
     async def _sweep_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._sweep_every)
-            await self._guard(self._sweep())
+            await _guarded(self._sweep())
 
     async def _sweep(self) -> None:
         """Have workers stop consuming queues that no gateway uses, also those of other gateways."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
-from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import AnyPublisher
 from gateway.amqp.reply_channel import ask
@@ -69,15 +68,9 @@ class WorkerWatch(Service):
 
     async def _guarded(self, step: Callable[[TurnConnection], Awaitable[None]]) -> None:
         """Take a step where there is a connection; what it cannot ask now it asks later."""
-        connection = self._publisher.connection
-        if connection is None:
-            return
-        try:
-            async with asyncio.timeout(broker.CONNECT_TIMEOUT):
-                await step(connection)
-        except broker.ERRORS as exc:
+        if (connection := self._publisher.connection) is not None:
             # Not a warning: an account may do without this, and the publisher logs each outage.
-            log.debug("workers are not watched: %s", describe(exc))
+            await broker.guarded(log.debug, "workers are not watched", step(connection))
 
     async def _count_consumers(self, connection: TurnConnection) -> None:
         """Ask the broker for the consumers of each queue."""
