@@ -7,8 +7,7 @@ read cost half as much as single ones. docs/decisions/0013-reads-that-rest.md ha
 from __future__ import annotations
 
 import asyncio
-
-from gateway.metrics import Metrics
+from collections.abc import Callable
 
 #: Seconds of pause for each request in flight. A process works about twice as long on each, so
 #: that the pause delays the last of them by at most a half.
@@ -23,17 +22,20 @@ SPARSE = 1e-3
 
 
 class ReadThrottling:
-    """Pauses transports after a read, and resumes all of them at the same time."""
+    """Pauses transports after a read, and resumes all of them at the same time.
 
-    def __init__(self, metrics: Metrics):
-        self._metrics = metrics
+    `in_flight` tells how many requests are in flight.
+    """
+
+    def __init__(self, in_flight: Callable[[], float]):
+        self._in_flight = in_flight
         self._resting: list[asyncio.Transport] = []
         self._last = 0.0  # loop time
 
     @property
     def few(self) -> bool:
         """Are too few requests in flight for a pause to be of use?"""
-        return self._metrics.get("gateway_in_flight") < FEW
+        return self._in_flight() < FEW
 
     def rest(self, transport: asyncio.Transport | None) -> None:
         """Pause reading from `transport` for a moment, so that bytes gather.
@@ -47,7 +49,7 @@ class ReadThrottling:
             last, self._last = self._last, loop.time()
             if self._last - last > SPARSE or self.few:
                 return
-            seconds = min(EACH * self._metrics.get("gateway_in_flight"), LONGEST)
+            seconds = min(EACH * self._in_flight(), LONGEST)
             loop.call_later(seconds, self._resume)
         transport.pause_reading()
         self._resting.append(transport)

@@ -78,7 +78,7 @@ class Publisher(Service):
         self._metrics = metrics
         self._on_channel = on_channel
         self._on_lost = on_lost
-        self._throttling = throttling or ReadThrottling(metrics)
+        self._throttling = throttling or ReadThrottling(partial(metrics.get, "gateway_in_flight"))
         # Each process begins with another node, or all connections of a cluster would be on one.
         first = random.randrange(len(config.brokers))
         urls = config.brokers[first:] + config.brokers[:first]

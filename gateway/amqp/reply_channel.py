@@ -19,7 +19,6 @@ from gateway.amqp.publishing_channel import PROBE
 from gateway.background import happens
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
-from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 
 ANSWERS = 1.0  # seconds in which workers and gateways usually answer
@@ -30,20 +29,16 @@ _FAREWELL = 0.2  # seconds for closing, for which a broker in an alarm does not 
 async def connected(url: str, config: Config) -> AsyncIterator[TurnConnection]:
     """Open a connection to the broker at `url`; raises one of `broker.ERRORS`."""
     closed = asyncio.Event()
-    metrics = Metrics()
+    connection = await broker.open_connection(
+        url, config.tls, lambda *_: closed.set(), ReadThrottling(lambda: 0)
+    )
     try:
-        connection = await broker.open_connection(
-            url, config.tls, lambda *_: closed.set(), ReadThrottling(metrics)
-        )
-        try:
-            yield connection
-        finally:
-            broker.close(connection)
-            await happens(closed, _FAREWELL)
-            connection.abort()
-            await happens(closed, _FAREWELL)
+        yield connection
     finally:
-        metrics.close()
+        broker.close(connection)
+        await happens(closed, _FAREWELL)
+        connection.abort()
+        await happens(closed, _FAREWELL)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from gateway.amqp.publisher import publisher_for
 from gateway.background import Work
@@ -36,7 +37,7 @@ class RedisPush(KeepsByTaskId):
 
     def __init__(self, config: Config, metrics: Metrics, prefix: str):
         super().__init__(config, metrics, prefix)
-        self._throttling = ReadThrottling(metrics)
+        self._throttling = ReadThrottling(partial(metrics.get, "gateway_in_flight"))
         self.publisher = publisher_for(config, metrics, self._throttling)
         self._results = Pipeline(
             lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT

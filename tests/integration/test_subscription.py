@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Config
-from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from gateway.stores import result_store, subscription
 from gateway.stores.subscription import Subscription
@@ -47,14 +46,14 @@ def heard(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[Sub
 
 
 @pytest.fixture
-def hear(heard, metrics: Metrics) -> Callable[[str], Any]:
+def hear(heard) -> Callable[[str], Any]:
     """Write down what is published below a prefix."""
 
     @asynccontextmanager
     async def hear(prefix: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
         got: list[tuple[bytes, bytes]] = []
         told = {"on_match": lambda *message: got.append(message)}
-        async with heard(prefix=prefix, throttling=ReadThrottling(metrics), **told):
+        async with heard(prefix=prefix, throttling=ReadThrottling(lambda: 0), **told):
             yield got
 
     return hear

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from gateway import read_throttling
-from gateway.metrics import Metrics
 from gateway.read_throttling import FEW, ReadThrottling
 
 
@@ -24,32 +23,29 @@ class Transport:
         self.resumed.set()
 
 
-def busy(metrics: Metrics) -> ReadThrottling:
+def busy(in_flight: int = FEW) -> ReadThrottling:
     """Return one that has just been told of a read."""
-    throttling = ReadThrottling(metrics)
+    throttling = ReadThrottling(lambda: in_flight)
     throttling.rest(Transport())
     return throttling
 
 
-async def test_few_requests_are_not_delayed(metrics):
-    metrics.add("gateway_in_flight", FEW - 1)
+async def test_few_requests_are_not_delayed():
     transport = Transport()
-    busy(metrics).rest(transport)
+    busy(FEW - 1).rest(transport)
     assert transport.changes == []
 
 
-async def test_reads_that_are_far_from_each_other_gather_nothing(metrics, monkeypatch):
+async def test_reads_that_are_far_from_each_other_gather_nothing(monkeypatch):
     monkeypatch.setattr(read_throttling, "SPARSE", -1.0)
-    metrics.add("gateway_in_flight", FEW)
     transport = Transport()
-    busy(metrics).rest(transport)
+    busy().rest(transport)
     assert transport.changes == []
 
 
-async def test_all_rest_until_the_same_moment_and_again(metrics, monkeypatch):
+async def test_all_rest_until_the_same_moment_and_again(monkeypatch):
     monkeypatch.setattr(read_throttling, "SPARSE", 60.0)  # however slow this machine is
-    metrics.add("gateway_in_flight", FEW)
-    throttling, first, second = busy(metrics), Transport(), Transport()
+    throttling, first, second = busy(), Transport(), Transport()
     for changes in (["paused"], ["paused", "resumed", "paused"]):
         throttling.rest(first)
         throttling.rest(second)

@@ -13,7 +13,6 @@ from pika.channel import Channel
 from gateway.amqp.broker import open_connection
 from gateway.amqp.frames import ACK, METHOD, frame
 from gateway.config.urls import TLS
-from gateway.metrics import Metrics
 from gateway.read_throttling import ReadThrottling
 from loadtest.lab.consumers.drivers import Broker, Ending, Run
 from loadtest.lab.consumers.drivers.event_loop import close, open_limited
@@ -44,7 +43,7 @@ async def _consume(broker: Broker, parts: Sequence[Part], prefetch: int, run: Ru
     url = "amqp://{userid}:{password}@{hostname}:{port}/{virtual_host}".format_map(broker)
     channels = []
     for part in parts:
-        connection = await open_connection(url, TLS(), ending.lost, _NoPauses(Metrics()))
+        connection = await open_connection(url, TLS(), ending.lost, _NoPauses(lambda: 0))
         channel = await open_limited(connection, prefetch, ending)
         _scan(channel, part, ending)
         channels.append(channel)
