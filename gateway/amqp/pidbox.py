@@ -14,6 +14,7 @@ from typing import Any
 import pika
 from pika.channel import Channel
 
+from gateway import background
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 
@@ -90,6 +91,10 @@ class Revocations:
             self._task_ids.append(task_id)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
+
+    async def stop(self) -> None:
+        """Send nothing more."""
+        await background.stop(self._sending)
 
     async def _send(self) -> None:
         while self._task_ids:

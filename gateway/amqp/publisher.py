@@ -118,6 +118,8 @@ class Publisher(Service):
     async def stop(self) -> None:
         await super().stop()
         await background.stop(self._looking)
+        if self._revocations is not None:
+            await self._revocations.stop()
         if self._connection is not None and self._connection.is_open:
             self._error = "stopping"
             self._connection.close()

@@ -72,6 +72,19 @@ async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch)
     assert seen == [0, 7, 7, 7, 5]
 
 
+async def test_nothing_is_revoked_after_the_end(monkeypatch):
+    async def open_channel(_connection):
+        return SimpleNamespace(is_open=True, add_on_close_callback=id, basic_publish=sent.append)
+
+    sent = []
+    monkeypatch.setattr(broker, "open_channel", open_channel)
+    monkeypatch.setattr(pidbox, "_COLLECT", 0)
+    revocations = pidbox.Revocations(SimpleNamespace(writable=True))
+    revocations.revoke("1")
+    await revocations.stop()
+    assert (sent, len(asyncio.all_tasks())) == ([], 1)
+
+
 # Questions between gateways -----------------------------------------------------------------------
 
 
