@@ -28,7 +28,8 @@ OVERHEAD = 8
 PUBLISH, DELIVER, ACK, NACK = 0x3C0028, 0x3C003C, 0x3C0050, 0x3C0078
 #: The flags of a content header's properties, in the order of the properties.
 (
-    CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE, PRIORITY, CORRELATION_ID, REPLY_TO,
+    HAS_CONTENT_TYPE, HAS_CONTENT_ENCODING, HAS_HEADERS, HAS_DELIVERY_MODE, HAS_PRIORITY,
+    HAS_CORRELATION_ID, HAS_REPLY_TO,
 ) = (1 << bit for bit in range(15, 8, -1))  # fmt: skip
 
 _LONGEST = 256  # bytes of the longest short string, with its length
@@ -91,11 +92,12 @@ class Template:
         self, channel: int, frame_max: int, exchange: str, routing_key: str, shared: BasicProperties
     ):
         priority, reply_to = shared.priority, shared.reply_to
-        flags = CONTENT_TYPE | CONTENT_ENCODING | HEADERS | DELIVERY_MODE | CORRELATION_ID
+        flags = HAS_CONTENT_TYPE | HAS_CONTENT_ENCODING | HAS_HEADERS
+        flags |= HAS_DELIVERY_MODE | HAS_CORRELATION_ID
         if reply_to is not None:
-            flags |= REPLY_TO
+            flags |= HAS_REPLY_TO
         if priority is not None:
-            flags |= PRIORITY
+            flags |= HAS_PRIORITY
         publish = _long(PUBLISH) + b"\0\0" + short(exchange) + short(routing_key) + _MANDATORY
         # Each piece ends where a part begins that differs from message to message.
         self._method = frame(METHOD, channel, publish) + _start(HEADER, channel, 0)[:3]
@@ -219,17 +221,17 @@ class Scanner:
         self._size, flags = _read_content(data, at + 4)
         self._seen = 0
         at += 14
-        if flags & CONTENT_TYPE:
+        if flags & HAS_CONTENT_TYPE:
             at += 1 + data[at]
-        if flags & CONTENT_ENCODING:
+        if flags & HAS_CONTENT_ENCODING:
             at += 1 + data[at]
-        if flags & HEADERS:
+        if flags & HAS_HEADERS:
             at += 4 + _read_long(data, at)[0]
-        if flags & DELIVERY_MODE:
+        if flags & HAS_DELIVERY_MODE:
             at += 1
-        if flags & PRIORITY:
+        if flags & HAS_PRIORITY:
             at += 1
-        if flags & CORRELATION_ID:
+        if flags & HAS_CORRELATION_ID:
             self._correlation_id = data[at + 1 : at + 1 + data[at]].decode(errors="replace")
         else:
             self._correlation_id = ""
