@@ -34,10 +34,10 @@ FIELD, PIECE = 128, 64
 _NO_START, _NO_HEADERS = RequestStartLine("-", "-", ""), Headers()
 
 
-class RequestContext:
+class Shared:
     """State that all requests of a process share.
 
-    While ``closing`` is set, each answer ends its connection.
+    While it is ``full`` of connections, or ``draining``, each answer ends its connection.
     """
 
     def __init__(self, config: Config, relay: Relay, metrics: Metrics):
@@ -45,7 +45,7 @@ class RequestContext:
         self.relay = relay
         self.metrics = metrics
         self.proxies = Proxies(config.trusted_proxies)
-        self.closing = False
+        self.full = self.draining = False
         self._second = 0
         self._starts: dict[int, str] = {}
 
@@ -71,7 +71,7 @@ class ReceivedRequest(HTTPMessageDelegate):
         "_in_flight", "_stream", "answered", "arrived",
     )  # fmt: skip
 
-    def __init__(self, shared: RequestContext, stream: Stream, connection: Connection):
+    def __init__(self, shared: Shared, stream: Stream, connection: Connection):
         self._shared = shared
         self._stream = stream
         self._connection = connection
@@ -205,8 +205,8 @@ class ReceivedRequest(HTTPMessageDelegate):
         """Answer a complete request, unless an answer has been written."""
         if self.answered:
             return
-        connection = self._connection
-        last = connection.last or self._shared.closing or head.is_last(self._headers)
+        connection, shared = self._connection, self._shared
+        last = connection.last or shared.full or shared.draining or head.is_last(self._headers)
         kept = "keep-alive" if self._start.version == "HTTP/1.0" else ""
         self._write(answer, "close" if last else kept)
         connection.end(last)

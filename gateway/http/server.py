@@ -17,7 +17,7 @@ from gateway.clock import monotonic
 from gateway.config.settings import Config
 from gateway.errors import cut_off
 from gateway.http.connection import Connection
-from gateway.http.received_request import ReceivedRequest, RequestContext
+from gateway.http.received_request import ReceivedRequest, Shared
 from gateway.http.stream import Stream
 from gateway.metrics import Metrics
 from gateway.relay.relay import Relay
@@ -44,7 +44,7 @@ class Server:
     def __init__(self, config: Config, relay: Relay, metrics: Metrics):
         self._config = config
         self._metrics = metrics
-        self._context = RequestContext(config, relay, metrics)
+        self._shared = Shared(config, relay, metrics)
         self._sockets: list[socket.socket] = []
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         # The streams by the tick of their next check: a check of thousands in one turn of the loop
@@ -56,7 +56,7 @@ class Server:
         self._nearest = min(config.idle_timeout, config.body_timeout)
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self.draining = self._full = self._warned_full = False
+        self._warned_full = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._on_lost = self._lost  # one method for all connections, as each would keep its own
         self._parameters = HTTP1ConnectionParameters(
@@ -66,7 +66,12 @@ class Server:
     @property
     def listening(self) -> bool:
         """Has it begun to accept connections?"""
-        return self.draining or bool(self._sockets)
+        return self._shared.draining or bool(self._sockets)
+
+    @property
+    def draining(self) -> bool:
+        """Has it stopped accepting connections?"""
+        return self._shared.draining
 
     @property
     def connections(self) -> int:
@@ -92,7 +97,7 @@ class Server:
         Only one is accepted in each turn of the loop, so that a busy process leaves the others to
         its siblings.
         """
-        if len(self._streams) >= self._most and not self.draining:
+        if len(self._streams) >= self._most and not self._shared.draining:
             self._wait_for_room()
             return False
         try:
@@ -107,7 +112,7 @@ class Server:
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             remote = address[0]
-        config, limits = self._config, self._context.relay.limits
+        config, limits = self._config, self._shared.relay.limits
         stream = Stream(config.idle_timeout, config.body_timeout, limits, self._on_lost)
         serving = self._serve(stream, connection, remote)
         self._streams[stream] = asyncio.create_task(serving, name="connection")
@@ -125,7 +130,7 @@ class Server:
             await loop.connect_accepted_socket(lambda: stream, connection)
             while not stream.closed():
                 message = Connection(stream, self._parameters, remote)
-                stream.receiver = received = ReceivedRequest(self._context, stream, message)
+                stream.receiver = received = ReceivedRequest(self._shared, stream, message)
                 try:
                     await message.read_response(received)
                 finally:
@@ -146,8 +151,8 @@ class Server:
         self._metrics.add("gateway_connections_open", -1)
         if not self._streams:
             self._quiet.set()
-        if self._full:
-            self._full, self._context.closing = False, self.draining
+        if self._shared.full:
+            self._shared.full = False
             for listener in self._sockets:
                 self._resume(listener)
 
@@ -159,7 +164,7 @@ class Server:
         next gateway.
         """
         # Connections in use are closed after their answers, idle ones by the next sweep.
-        self._full = self._context.closing = True
+        self._shared.full = True
         for listener in self._sockets:
             asyncio.get_running_loop().remove_reader(listener)
         if not self._warned_full:
@@ -181,7 +186,7 @@ class Server:
                     stream.expire()
                 if stream in self._streams:
                     self._schedule_check(stream, now)
-        if self._full:
+        if self._shared.full:
             self._close_idle(now - CLOSE_IDLE_AFTER)
         else:
             self._warned_full = False
@@ -206,7 +211,7 @@ class Server:
         loop.call_later(0.5, self._resume, listener)
 
     def _resume(self, listener: socket.socket) -> None:
-        if not self.draining:
+        if not self._shared.draining:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def drain(self, grace: float) -> int:
@@ -214,7 +219,7 @@ class Server:
 
         Returns the number of requests that had no answer by then, or whose client had not read it.
         """
-        self.draining = self._context.closing = True
+        self._shared.draining = True
         loop = asyncio.get_running_loop()
         while self._sockets:
             listener = self._sockets.pop()

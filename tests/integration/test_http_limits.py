@@ -276,7 +276,7 @@ async def test_idle_connections_give_way_but_not_those_that_nginx_may_use(serve,
 async def test_connections_that_wait_are_served_by_a_sibling(serve):
     first = serve(max_connections=1)
     async with connections(first.address, 1) as (one,), connections(first.address, 5) as others:
-        while not first.server._full:
+        while not first.server._shared.full:
             await asyncio.sleep(0)
         # Given another process on the same socket, then it serves what the full one does not.
         second = Gateway(lambda *_: InMemory(echo), {})
