@@ -34,6 +34,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from appserver.private_parts import PrivateParts
+from appserver.singletons import one_of_app
 
 TIMEOUT = 1.0  # seconds for Redis, for which the worker's own loop waits
 RETRY_AFTER = 10.0  # seconds until the next attempt after Redis could not be reached
@@ -50,16 +51,6 @@ _PARTS = PrivateParts(
 )
 
 Key = Callable[..., bytes]
-
-
-def beginnings(app: Any) -> Beginnings:
-    """Return the `Beginnings` of `app` in this process, and create them at the first call."""
-    try:
-        found: Beginnings = app.beginnings
-    except AttributeError:
-        # If several threads come here at the same time, all use the object of the first.
-        found = vars(app).setdefault("beginnings", Beginnings(app))
-    return found
 
 
 class Beginnings:
@@ -170,6 +161,10 @@ class Beginnings:
             self._not_before = time.monotonic() + RETRY_AFTER
             log.warning("Beginnings of tasks are not written for %g s: %s", RETRY_AFTER, exc)
             return []
+
+
+#: Returns the `Beginnings` of an app in this process.
+beginnings = one_of_app("beginnings", Beginnings)
 
 
 def _key(backend: RedisBackend, task_id: str, kind: str = ".begun") -> bytes:

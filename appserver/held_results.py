@@ -11,10 +11,8 @@ turn that may look for it: what follows a task, such as a signal or a link, find
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from celery import Task, signals
 from celery.app.task import Context
 from celery.worker import state
+
+from appserver.singletons import call_after_fork
 
 HELD = 0.002  # seconds
 LONG = 8_192  # bytes; a longer result is not held
@@ -73,8 +73,7 @@ class HeldResults:
         self._publish_all, self._store_all, self._tell = publish_all, store_all, tell
         self._turn = 0  # how often they were written
         self._forget()
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
+        call_after_fork(self._forget)
 
     def begin(self, more: bool, tells: bool = False) -> None:
         """Begin a task; its result may be held where `more` tasks follow or others are held.

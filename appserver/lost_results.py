@@ -17,22 +17,14 @@ from typing import Any
 
 from celery import bootsteps
 
+from appserver.singletons import one_of_app
+
 #: The name in the answer to ``stats``, which `gateway check` and the gateways read.
 STATS = "lost_results"
 
 _time = Struct("=d")
 
 log = logging.getLogger(__name__)
-
-
-def lost_results(app: Any) -> LostResults:
-    """Return the `LostResults` of `app`, and create it at the first call."""
-    try:
-        found: LostResults = app.lost_results
-    except AttributeError:
-        # If several threads come here at the same time, all use the object of the first.
-        found = vars(app).setdefault("lost_results", LostResults())
-    return found
 
 
 class LostResults:
@@ -70,6 +62,10 @@ class LostResults:
         """The time of the last loss, in seconds since the epoch; None: there was none."""
         found = os.pread(self._file, _time.size, 0)
         return _time.unpack(found)[0] if found else None
+
+
+#: Returns the `LostResults` of an app.
+lost_results = one_of_app("lost_results", lambda _: LostResults())
 
 
 def store_or_count(app: Any, task_id: str, store: Callable[[], object]) -> None:

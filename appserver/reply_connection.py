@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import select
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from socket import TCP_USER_TIMEOUT
@@ -26,6 +24,7 @@ from kombu.exceptions import OperationalError
 
 from appserver.frozen_nodes import ASK, Node, begin_elsewhere, node_of
 from appserver.held_results import HeldResults, Reply
+from appserver.singletons import call_after_fork, one_of_app
 from appserver.together import Together
 
 WRITE_TIMEOUT = 2.0  # seconds; a reply that takes longer is stored instead
@@ -41,16 +40,6 @@ ERRORS = (amqp.AMQPError, OperationalError, OSError)
 _HEADER = b"\0\x3c\0\0%s\xd4\0\x10application/json\x05utf-8\x01%c%s"
 
 log = logging.getLogger(__name__)
-
-
-def reply_connection(app: Any) -> ReplyConnection:
-    """Return the connection for replies of `app` in this process, and create it at first."""
-    try:
-        found: ReplyConnection = app.reply_connection
-    except AttributeError:
-        # If several threads come here at the same time, all use the object of the first.
-        found = vars(app).setdefault("reply_connection", ReplyConnection(app))
-    return found
 
 
 class ReplyConnection:
@@ -79,8 +68,7 @@ class ReplyConnection:
         self._forget()
         for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
             ending.connect(self.close)
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
+        call_after_fork(self._forget)
 
     def publish(self, reply: Reply) -> bool:
         """Write a reply, with those of other threads; tell whether it was written."""
@@ -233,6 +221,10 @@ class ReplyConnection:
         self._blocked = False
         self._not_before = 0.0
         self._lock = threading.Lock()
+
+
+#: Returns the connection for replies of an app in this process.
+reply_connection = one_of_app("reply_connection", ReplyConnection)
 
 
 def _poll(sock: Any) -> Callable[[float], Sequence[object]]:

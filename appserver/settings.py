@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from appserver.celery_setup import STORES
 from appserver.queues import task_queues
+from appserver.task_stream import FALSE
 
 BROKER_URL = "amqp://guest:guest@127.0.0.1:5672//"
 RESULT_BACKEND = "redis://127.0.0.1:6379/0"
@@ -27,8 +28,6 @@ RESULT_EXPIRES = 300  # seconds
 BROKER_HEARTBEAT = 10  # seconds
 VISIBILITY_TIMEOUT = 600  # seconds until Redis, as a broker, gives a task to another worker
 PREFETCH = 16  # messages for each process, thread or greenlet of the pool
-
-_FALSE = {"0", "false", "f", "no", "n", "off"}
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -54,7 +53,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _worker(environ: Mapping[str, str]) -> dict[str, Any]:
-    chatter = environ.get("GATEWAY_WORKER_CHATTER", "0").lower() not in _FALSE
+    chatter = environ.get("GATEWAY_WORKER_CHATTER", "0").lower() not in FALSE
     return {
         "worker_consumer": f"appserver.consumer:{'Prompt' if chatter else 'Quiet'}Consumer",
         "worker_send_task_events": False,
@@ -196,7 +195,7 @@ def _result_expires(environ: Mapping[str, str]) -> int:
 
 
 def _verify(environ: Mapping[str, str]) -> bool:
-    return environ.get("GATEWAY_TLS_VERIFY", "1").lower() not in _FALSE
+    return environ.get("GATEWAY_TLS_VERIFY", "1").lower() not in FALSE
 
 
 def _amqp_tls(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ TURN = 0.001  # seconds after which the loop gets its turn; a task that takes lo
 
 #: The variable that leaves the connection to py-amqp.
 SWITCH = "GATEWAY_WORKER_STREAM"
+#: The values that switch something off, in each of the app server's variables.
+FALSE = {"0", "false", "f", "no", "n", "off"}
 
 _METHOD = 1  # the kind of a frame
 _FRAME_END = 0xCE
@@ -399,8 +401,7 @@ class Stream(bootsteps.StartStopStep):
     _greenlet: Greenlet | None = None
 
     def include_if(self, parent: Any) -> bool:
-        wanted = os.environ.get(SWITCH, "1").lower() not in ("0", "false", "f", "no", "n", "off")
-        return wanted and _PARTS.there
+        return os.environ.get(SWITCH, "1").lower() not in FALSE and _PARTS.there
 
     def start(self, parent: Any) -> None:
         connection = parent.connection

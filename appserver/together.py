@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
+
+from appserver.singletons import call_after_fork
 
 T = TypeVar("T")
 
@@ -24,8 +24,7 @@ class Together(Generic[T]):
     def __init__(self, write_all: Callable[[Sequence[T]], Sequence[Any]]):
         self._write_all = write_all
         self._forget()
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
+        call_after_fork(self._forget)
 
     def write(self, thing: T) -> Any:
         """Return the outcome. Raises what `write_all` raises."""
