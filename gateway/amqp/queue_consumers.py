@@ -17,7 +17,8 @@ from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.remote_control import DYNAMIC, Consumed, RemoteControl
+from gateway.amqp.remote_control import RemoteControl
+from gateway.amqp.workers import DYNAMIC, Answers
 from gateway.background import Service, Work, happens
 from gateway.clock import monotonic
 from gateway.config.dynamic import IDLE, RENEWED
@@ -141,7 +142,7 @@ class QueueConsumers(Service):
             _LONGEST_SWEEP, *(IDLE / 2 * route.queue_expires for route in routes)
         )
         self._unconsumed = asyncio.Event()
-        self._workers: dict[str, Consumed] = {}
+        self._workers = Answers()
         self._workers_known = -inf
 
     def _work(self) -> Work:
@@ -169,12 +170,12 @@ class QueueConsumers(Service):
         if not unconsumed:
             return
         stale = any(queue.told > self._workers_known for queue in unconsumed)
-        if not self._workers or stale or now - self._workers_known > _KNOWN:
+        if not self._workers.workers or stale or now - self._workers_known > _KNOWN:
             self._workers = await self._control.consumed(hurry=True)
             self._workers_known = monotonic()
         for queue in unconsumed:
             static = queue.route.static_queue
-            able = [name for name, queues in self._workers.items() if static in queues]
+            able = self._workers.consuming(static)
             if not able:
                 log.warning(
                     "no worker that answers consumes %s: nobody consumes %s", static, queue.name
@@ -223,10 +224,9 @@ class QueueConsumers(Service):
     async def _sweep(self) -> None:
         """Have workers stop consuming queues that no gateway uses, also those of other gateways."""
         workers: dict[str, list[str]] = {}
-        for worker, queues in (await self._control.consumed()).items():
-            for name, is_dynamic in queues.items():
-                if is_dynamic:
-                    workers.setdefault(name, []).append(worker)
+        for worker, told in (await self._control.consumed()).workers.items():
+            for name in told.dynamic:
+                workers.setdefault(name, []).append(worker)
         now = monotonic()
         for queue in self._queues:
             if queue.name in workers:

@@ -17,7 +17,8 @@ from gateway.amqp import broker, pidbox
 from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import Publisher
-from gateway.amqp.reply_channel import ANSWERS, ReplyChannel, ask
+from gateway.amqp.reply_channel import ANSWERS, ReplyChannel
+from gateway.amqp.workers import Answers, ask_one
 from gateway.background import Service, Work
 from gateway.backoff import Backoff
 from gateway.errors import BrokerUnavailable
@@ -26,17 +27,11 @@ log = logging.getLogger(__name__)
 
 #: The exchange for questions to the gateways of a virtual host.
 GATEWAYS = "gateway.siblings"
-#: The exchange to which workers bind dynamic queues, as Celery binds each queue to one. Nothing is
-#: published to it, so that its many changes disturb no publisher. `appserver.queues` knows it, too.
-DYNAMIC = "gateway.dynamic"
 
 _SETTLED = 0.1  # seconds after a worker's answer in which those of other idle workers come
 _LOOK_AGAIN = 0.1  # seconds until it looks for a connection again
 _PAUSE = (0.5, 30.0)  # seconds before the channel is opened again: the first, the longest
 _LONGEST = 63  # characters of a ticket, and of a queue for answers: AMQP allows 255 bytes
-
-#: The queues that a worker consumes, and whether each of them is dynamic.
-Consumed = dict[str, bool]
 
 
 class RemoteControl(Service):
@@ -64,26 +59,19 @@ class RemoteControl(Service):
         """Send a command to `workers`. Raises `BrokerUnavailable`."""
         pidbox.publish(self._ready(), command, arguments, sorted(workers))
 
-    async def consumed(self, hurry: bool = False) -> dict[str, Consumed]:
-        """Return for each worker that answers which queues it consumes.
+    async def consumed(self, hurry: bool = False) -> Answers:
+        """Return the answers of workers, each with the queues that it consumes.
 
         `hurry`: it does not wait for workers that answer much later than the first. Raises
         `BrokerUnavailable`, or pika's AMQPError.
         """
-        found: dict[str, Consumed] = {}
         await self._opened.wait()
         connection, settled = self._ready().connection, _SETTLED if hurry else ANSWERS
         try:
-            answers = await ask(connection, "active_queues", settled)
+            return await ask_one(connection, "active_queues", settled)
         except ChannelClosedByBroker as exc:  # the account may not ask
             log.info("workers cannot be asked about dynamic queues: %s", describe(exc))
-            return found
-        for answer in answers:
-            for worker, queues in answer.items() if isinstance(answer, dict) else ():
-                if isinstance(queues, list):  # an error is a dict
-                    known = [each for each in queues if isinstance(each, dict)]
-                    found[worker] = {str(each.get("name")): _dynamic(each) for each in known}
-        return found
+            return Answers()
 
     async def used(self, queues: Collection[str]) -> set[str]:
         """Return those of `queues` that gateways use. Raises as `consumed` does."""
@@ -153,11 +141,6 @@ class RemoteControl(Service):
             # The first question may come before `_open` has returned the channel.
             about = BasicProperties(headers={"ticket": ticket})
             channel.basic_publish("", reply_to, json.dumps(used).encode(), about)
-
-
-def _dynamic(queue: Mapping[str, Any]) -> bool:
-    exchange = queue.get("exchange")
-    return isinstance(exchange, dict) and exchange.get("name") == DYNAMIC
 
 
 def _texts(value: Any) -> list[str]:

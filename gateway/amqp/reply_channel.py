@@ -166,10 +166,3 @@ class ReplyChannel:
 
     def _on_reply(self, _: Any, __: Any, properties: BasicProperties, body: bytes) -> None:
         self.replies.put_nowait((properties, body))
-
-
-async def ask(connection: TurnConnection, question: str, settled: float = ANSWERS) -> list[Any]:
-    """Ask all workers on a channel of its own; return their answers as `ReplyChannel.answers`."""
-    async with broker.own_channel(connection) as own:
-        channel = await ReplyChannel(own).open()
-        return await channel.answers(settled) if await channel.ask(question, {}) else []

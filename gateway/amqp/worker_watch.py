@@ -10,14 +10,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.publisher import AnyPublisher
-from gateway.amqp.reply_channel import ask
+from gateway.amqp.workers import ask_one
 from gateway.background import Service, Work
 from gateway.clock import monotonic
 from gateway.config.settings import Config
@@ -29,15 +28,6 @@ CONSUMERS = 5.0  # seconds between questions to the broker for the consumers of 
 PAUSE = 60.0  # seconds between questions to workers; each costs a worker a millisecond
 _SHOWN = 20  # queues without a consumer that are named
 LOST = "gateway_worker_results_lost"
-#: Seconds since the epoch, or how many there are: numbers of workers below this can be written.
-FAR = 1e11
-
-
-class Lost(NamedTuple):
-    """The results that a worker has lost since its start; `last`: seconds since the epoch."""
-
-    number: int
-    last: float
 
 
 class WorkerWatch(Service):
@@ -86,11 +76,10 @@ class WorkerWatch(Service):
         self.warnings = found[:_SHOWN] + more
 
     async def _count_lost(self, connection: TurnConnection) -> None:
-        answers = await ask(connection, "stats")
-        replies = [stats for each in answers if isinstance(each, dict) for stats in each.values()]
+        answers = await ask_one(connection, "stats")
         # Workers without the app server do not count them.
-        if counts := [lost.number for stats in replies if (lost := lost_results(stats))]:
-            self._metrics.set(LOST, sum(counts))
+        if lost := [worker.lost.number for worker in answers.workers.values() if worker.lost]:
+            self._metrics.set(LOST, sum(lost))
 
 
 def _unconsumed(queue: str, paths: Sequence[str]) -> str:
@@ -98,14 +87,3 @@ def _unconsumed(queue: str, paths: Sequence[str]) -> str:
         f"no worker consumes the queue {queue} (route {', '.join(paths)}): start one with "
         f"-Q {queue}, or correct `queue`; `gateway check` says more"
     )
-
-
-def lost_results(stats: Any) -> Lost | None:
-    """Read what a worker tells in its answer to `stats`; None: it does not count them."""
-    lost = stats.get("lost_results") if isinstance(stats, dict) else None
-    if not isinstance(lost, dict):
-        return None
-    number, last = lost.get("number"), lost.get("last") or 0
-    if not isinstance(number, int) or not isinstance(last, int | float):
-        return None
-    return Lost(number, last) if 0 <= number < FAR and 0 <= last < FAR else None

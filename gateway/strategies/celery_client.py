@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import select
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import Empty, LifoQueue
 from typing import Any
 
@@ -15,11 +17,13 @@ from amqp.exceptions import MessageNacked
 from celery import Celery
 from celery.result import AsyncResult
 from kombu import Producer
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError, OperationalError
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from gateway.amqp.reply_channel import ANSWERS
+from gateway.amqp.workers import QUESTIONS, Answers
 from gateway.celery_message import Message
 from gateway.clock import monotonic
 from gateway.config.settings import Config
@@ -27,6 +31,7 @@ from gateway.config.urls import master_name, redis_tls, without_options
 from gateway.errors import (
     BrokerBlocked,
     BrokerUnavailable,
+    GatewayError,
     NotConfirmed,
     Rejected,
     RequestError,
@@ -198,6 +203,29 @@ class CeleryClient:
             except Empty:
                 break
         self.app.close()
+
+
+async def ask_over_redis(config: Config) -> Answers:
+    """Return the workers' answers within `ANSWERS`, where the broker is a Redis.
+
+    It cannot be cancelled. Raises `GatewayError`.
+    """
+    client = CeleryClient(config)
+    inspect = client.app.control.inspect(timeout=ANSWERS)
+    answers = Answers()
+
+    async def one(question: str) -> None:
+        arguments = dict(QUESTIONS[question])
+        items = arguments.pop("taskinfoitems", [])  # Celery's client takes them one by one
+        call = partial(getattr(inspect, question), *items, **arguments)
+        try:
+            said = await asyncio.get_running_loop().run_in_executor(None, call)
+        except (KombuError, OperationalError, RedisError, OSError) as exc:
+            raise GatewayError(f"the broker: {exc}; workers cannot be asked") from exc
+        answers.take(question, said)
+
+    await asyncio.gather(*map(one, QUESTIONS))
+    return answers
 
 
 @contextmanager

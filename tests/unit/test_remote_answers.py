@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from celery.app.defaults import DEFAULTS
 
+from gateway.amqp.workers import Answers
 from gateway.cli.checks.finding import WARN, fail, listed, ok
 from gateway.cli.checks.worker_settings import expires, untold
 from gateway.cli.checks.workers import _SINCE_5_7, LOST, THROUGHPUT, judge, judge_unseen
 from gateway.config.settings import Config
-from gateway.strategies.workers import Answers
 
 QUESTIONS = ("active_queues", "registered", "active", "conf", "stats", "query_task")
 

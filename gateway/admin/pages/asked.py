@@ -13,12 +13,13 @@ from pika.exceptions import ChannelClosedByBroker
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
+from gateway.amqp.workers import Worker, ask
 from gateway.clock import monotonic, time
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.process.supervisor import Supervisor
 from gateway.stores.result_store import without_password
-from gateway.strategies.workers import Worker, ask, ask_over_redis
+from gateway.strategies.celery_client import ask_over_redis
 
 T = TypeVar("T")
 #: Seconds for which an answer is shown, and within which brokers and workers have to answer.

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from gateway.admin.pages.asked import Look
 from gateway.admin.pages.view import View
+from gateway.amqp.workers import CONSUMER_TIMEOUT, Running, Worker
 from gateway.config.settings import Config
-from gateway.strategies.workers import CONSUMER_TIMEOUT, Running, Worker
 
 #: A task whose callers wait hangs when it has run for so many of their deadlines.
 _DEADLINES = 10

@@ -10,13 +10,14 @@ import pika
 from kombu.utils.url import maybe_sanitize_url, parse_url
 
 from gateway.amqp import broker
+from gateway.amqp import workers as remote
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
 from gateway.cli.checks import long_tasks, queues, results, stores, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
 from gateway.config.settings import Config
 from gateway.stores import result_store
-from gateway.strategies import workers as remote
+from gateway.strategies.celery_client import ask_over_redis
 
 _SETTING = "broker_url (GATEWAY_BROKER_URL, --broker)"
 _AWAY = f"start it, or correct {_SETTING}"
@@ -137,7 +138,7 @@ async def _check_redis(config: Config) -> list[Finding]:
     found: list[Finding] = []
     async with stores.asking(config, url, name, _SETTING, found) as client:
         about = ok(name, stores.described(await client.info()))
-        answers = await remote.ask_over_redis(config)
+        answers = await ask_over_redis(config)
     if found:
         return [*found, skipped(_REST, "no broker")]
     return [about, *workers.judge_unseen(config, answers), *await results.judge(config, answers)]

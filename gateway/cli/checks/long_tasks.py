@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from gateway.amqp.workers import CONSUMER_TIMEOUT, Answers
 from gateway.cli.checks.finding import Finding, listed, warn
 from gateway.clock import time
 from gateway.config.settings import Config
-from gateway.strategies.workers import CONSUMER_TIMEOUT, Answers
 
 LONG = "long tasks"
 _AGAIN = (

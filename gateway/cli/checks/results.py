@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gateway.amqp.reply_channel import ReplyChannel
+from gateway.amqp.workers import Answers
 from gateway.celery_message import RESULT_KEY
 from gateway.cli.checks import trial, worker_settings
 from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped
@@ -18,7 +19,6 @@ from gateway.cli.checks.trial import LEAST, Trial
 from gateway.cli.checks.worker_settings import SAME, STORED, Server, Settings
 from gateway.config.settings import Config
 from gateway.stores import result_store
-from gateway.strategies.workers import Answers
 
 _REPLIES = "replies"
 _REPLYING = "call appserver.setup(app) in the workers' app, or set its result_backend to rpc://"

@@ -17,7 +17,9 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.amqp import broker
+from gateway.amqp import workers as remote
 from gateway.amqp.reply_channel import ReplyChannel
+from gateway.amqp.workers import Answers
 from gateway.celery_message import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
@@ -31,8 +33,6 @@ from gateway.cli.checks.finding import counted
 from gateway.cli.checks.queues import Seen
 from gateway.config.settings import Config
 from gateway.stores import result_store
-from gateway.strategies import workers as remote
-from gateway.strategies.workers import Answers
 
 TASK = "celery.accumulate"  # returns its arguments
 LEAST = 1.5  # seconds that a trial needs

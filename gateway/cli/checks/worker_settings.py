@@ -15,11 +15,11 @@ from kombu.utils.url import url_to_parts
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from gateway.amqp.workers import Answers
 from gateway.cli.checks.finding import Finding, fail, listed, warn
 from gateway.config.settings import Config
 from gateway.config.urls import database
 from gateway.stores import result_store
-from gateway.strategies.workers import Answers
 
 STORED = "stored results"
 SAME = (

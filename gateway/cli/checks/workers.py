@@ -6,12 +6,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from gateway.amqp.workers import Answers, Sufficient
 from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, ranged, skipped, warn
 from gateway.cli.checks.parameters import unfit
 from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped, worker_command
 from gateway.config.settings import Config
 from gateway.similar import similar
-from gateway.strategies.workers import Answers, Sufficient
 
 _SILENT = "frozen, busy in the pool `solo`, without remote control, or with a node name used twice"
 _RESTART = "see their logs, and restart those that hang"

@@ -14,8 +14,9 @@ from pika.exceptions import ChannelClosedByBroker
 
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
-from gateway.amqp.remote_control import DYNAMIC, GATEWAYS
+from gateway.amqp.remote_control import GATEWAYS
 from gateway.amqp.reply_channel import connected_to_any
+from gateway.amqp.workers import DYNAMIC
 from gateway.claims.claim import CLAIM_KEY, FAILURE_KEY, TAGGED_KEY
 from gateway.cli import add_settings, configuration
 from gateway.cli.checks import queues

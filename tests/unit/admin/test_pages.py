@@ -29,6 +29,7 @@ from gateway.admin.pages.overview import failures
 from gateway.admin.pages.routes import stages
 from gateway.admin.pages.sources import NEXT, others, verdict
 from gateway.admin.pages.workers import limits, rows
+from gateway.amqp.workers import CONSUMER_TIMEOUT, Running, Worker
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
 from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
@@ -37,7 +38,6 @@ from gateway.journal.entry import Entry, Original
 from gateway.metric_table import BUCKETS
 from gateway.metrics import Metrics
 from gateway.process.counters import Reader
-from gateway.strategies.workers import CONSUMER_TIMEOUT, Running, Worker
 
 
 def at(seconds: int) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from gateway.amqp import broker, pidbox, worker_watch
 from gateway.amqp.remote_control import RemoteControl
-from gateway.amqp.worker_watch import LOST, Lost, WorkerWatch, lost_results
+from gateway.amqp.worker_watch import LOST, WorkerWatch
+from gateway.amqp.workers import Answers, Lost, Worker
 from gateway.config.settings import Config
 
 
@@ -32,7 +33,9 @@ from gateway.config.settings import Config
     ],
 )
 def test_only_the_app_servers_workers_tell_a_number(stats, lost):
-    assert lost_results(stats) == lost
+    worker = Worker()
+    worker.take("stats", stats)
+    assert worker.lost == lost
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000])
@@ -56,12 +59,15 @@ async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch)
             await asyncio.Event().wait()
         if isinstance(answer := answers.pop(0), Exception):
             raise answer
-        return answer
+        found = Answers()
+        for each in answer:
+            found.take("stats", each)
+        return found
 
     async def open_channel(_connection):
         raise pika.exceptions.AMQPError("closed")
 
-    monkeypatch.setattr(worker_watch, "ask", ask)
+    monkeypatch.setattr(worker_watch, "ask_one", ask)
     monkeypatch.setattr(worker_watch, "PAUSE", 0)
     monkeypatch.setattr(worker_watch, "CONSUMERS", 0)
     monkeypatch.setattr(broker, "open_channel", open_channel)

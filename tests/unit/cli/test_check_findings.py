@@ -9,14 +9,14 @@ from celery import Celery
 from pika.exceptions import ChannelClosedByBroker
 
 from appserver.bootsteps import PARAMETERS, TellParameters
+from gateway.amqp import workers as remote
+from gateway.amqp.workers import Answers, Worker
 from gateway.cli.checks import configuration, queues, workers
 from gateway.cli.checks.finding import Finding, ranged
 from gateway.cli.checks.queues import Inspected, Seen
 from gateway.config.pointers import overlap
 from gateway.config.settings import Config
 from gateway.sources import SCHEMES, find
-from gateway.strategies import workers as remote
-from gateway.strategies.workers import Answers, Worker
 
 FAIR = {"path": "/", "queue": "orders", "fair_by": "remote"}
 NAMES = [f"orders.fair.{number}" for number in range(16)]

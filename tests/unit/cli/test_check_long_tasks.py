@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from gateway.amqp.workers import Answers
 from gateway.cli.checks import long_tasks
 from gateway.config.settings import Config
-from gateway.strategies.workers import Answers
 
 
 def problems(answers: Answers, **route) -> list[str]:

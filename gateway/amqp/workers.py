@@ -10,30 +10,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
-from kombu.exceptions import KombuError, OperationalError
-from redis.exceptions import RedisError
-
+from gateway.amqp import broker
+from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ANSWERS, ReplyChannel
-from gateway.amqp.worker_watch import FAR, Lost, lost_results
-from gateway.config.settings import Config
-from gateway.errors import GatewayError
-from gateway.strategies.celery_client import CeleryClient
 
 #: Seconds for which RabbitMQ waits for an acknowledgement, unless it is configured otherwise:
 #: https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout
 CONSUMER_TIMEOUT = 1_800.0
 #: The attribute of tasks in which a worker with the app server has their parameters.
 PARAMETERS = "gateway_parameters"
-_QUESTIONS: dict[str, dict[str, Any]] = {
+#: The exchange to which workers bind dynamic queues, as Celery binds each queue to one. Nothing is
+#: published to it, so that its many changes disturb no publisher. `appserver.queues` knows it, too.
+DYNAMIC = "gateway.dynamic"
+#: Seconds since the epoch, or how many there are: numbers of workers below this can be written.
+FAR = 1e11
+QUESTIONS: dict[str, dict[str, Any]] = {
     "active_queues": {},
     "registered": {"taskinfoitems": [PARAMETERS]},
     "active": {"safe": True},  # without the arguments
     "conf": {"with_defaults": True},
     "stats": {},
 }
+
+
+class Lost(NamedTuple):
+    """The results that a worker has lost since its start; `last`: seconds since the epoch."""
+
+    number: int
+    last: float
 
 
 class Running(NamedTuple):
@@ -72,6 +78,8 @@ class Worker:
     running: list[Running] | None = None
     #: Of the task ids in the question, those of tasks that it has and that have not ended.
     held: set[str] | None = None
+    #: Those of its queues that are dynamic.
+    dynamic: set[str] = field(default_factory=set)
 
     def take(self, question: str, answer: Any) -> None:
         """Store the `answer` to one of the questions; an error is a dict, too."""
@@ -89,14 +97,16 @@ class Worker:
             self.uptime = _whole(known.get("uptime"))
             if isinstance(total := known.get("total"), dict):
                 self.begun = sum(_whole(each) or 0 for each in total.values())
-            self.lost = lost_results(known)
+            self.lost = _lost(known.get("lost_results"))
             self.consumer_timeouts = _whole(known.get("consumer_timeouts")) or 0
         elif question == "query_task":
             self.held = set(known)
         elif not isinstance(answer, list):
             return
         elif question == "active_queues":
-            self.queues = {str(q.get("name")) for q in answer if isinstance(q, dict)}
+            queues = [each for each in answer if isinstance(each, dict)]
+            self.queues = {str(each.get("name")) for each in queues}
+            self.dynamic = {str(each.get("name")) for each in queues if _is_dynamic(each)}
         elif question == "active":
             self.running = [one for each in answer if (one := _running(each))]
         else:  # Celery adds attributes after a task's name
@@ -170,7 +180,21 @@ async def ask(channel: ReplyChannel, sufficient: Sufficient, deadline: float) ->
     It returns at `deadline` (loop time) at the latest. Raises pika's AMQPError, with 403 where the
     account may not ask.
     """
-    return await _ask(channel, _QUESTIONS, sufficient, deadline)
+    return await _ask(channel, QUESTIONS, sufficient, deadline)
+
+
+async def ask_one(connection: TurnConnection, question: str, settled: float = ANSWERS) -> Answers:
+    """Ask all workers one question on a channel of its own, and wait as `ReplyChannel.answers`.
+
+    Raises pika's AMQPError, with 403 where the account may not ask.
+    """
+    answers = Answers()
+    async with broker.own_channel(connection) as own:
+        channel = await ReplyChannel(own).open()
+        if await channel.ask(question, QUESTIONS[question]):
+            for answer in await channel.answers(settled):
+                answers.take(question, answer)
+    return answers
 
 
 async def holding(
@@ -209,6 +233,21 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and 0 <= value < FAR else None
 
 
+def _is_dynamic(queue: Mapping[str, Any]) -> bool:
+    exchange = queue.get("exchange")
+    return isinstance(exchange, dict) and exchange.get("name") == DYNAMIC
+
+
+def _lost(lost: Any) -> Lost | None:
+    """Read what a worker tells of its lost results; None: it does not count them."""
+    if not isinstance(lost, dict):
+        return None
+    number, last = lost.get("number"), lost.get("last") or 0
+    if not isinstance(number, int) or not isinstance(last, int | float):
+        return None
+    return Lost(number, last) if 0 <= number < FAR and 0 <= last < FAR else None
+
+
 def _with_parameters(text: str) -> tuple[str, str]:
     """Return a task's name and its parameters; empty: they are not told."""
     name, _, attributes = text.partition(" ")
@@ -222,26 +261,3 @@ def _running(task: Any) -> Running | None:
         return None
     task_id, name = str(task.get("id")), str(task.get("name"))
     return Running(task_id, name, began, task.get("acknowledged") is not False)
-
-
-async def ask_over_redis(config: Config) -> Answers:
-    """Return the workers' answers within `ANSWERS`, where the broker is a Redis.
-
-    It cannot be cancelled. Raises `GatewayError`.
-    """
-    client = CeleryClient(config)
-    inspect = client.app.control.inspect(timeout=ANSWERS)
-    answers = Answers()
-
-    async def one(question: str) -> None:
-        arguments = dict(_QUESTIONS[question])
-        items = arguments.pop("taskinfoitems", [])  # Celery's client takes them one by one
-        call = partial(getattr(inspect, question), *items, **arguments)
-        try:
-            said = await asyncio.get_running_loop().run_in_executor(None, call)
-        except (KombuError, OperationalError, RedisError, OSError) as exc:
-            raise GatewayError(f"the broker: {exc}; workers cannot be asked") from exc
-        answers.take(question, said)
-
-    await asyncio.gather(*map(one, _QUESTIONS))
-    return answers
