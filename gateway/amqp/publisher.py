@@ -26,7 +26,7 @@ from gateway.amqp.broker import describe
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.frames import Scanner
 from gateway.amqp.pidbox import Revocations
-from gateway.amqp.publishing_channel import Confirms, PublishingChannel
+from gateway.amqp.publishing_channel import PublishingChannel
 from gateway.background import Service, Work, happens
 from gateway.backoff import Backoff
 from gateway.celery_message import Message
@@ -110,7 +110,7 @@ class Publisher(Service):
     @property
     def unconfirmed(self) -> int:
         """How many messages wait for their confirm."""
-        return 0 if self._channel is None else self._channel.unconfirmed
+        return 0 if self._channel is None else len(self._channel.confirms)
 
     def _work(self) -> Work:
         yield "broker connection", self._keep_connected()
@@ -243,15 +243,17 @@ class Publisher(Service):
             for exchange in sorted(self._missing):
                 log.warning("the exchange %s is missing: create it with its bindings", exchange)
             channel = await broker.open_channel(connection)
-            # New for each channel: an earlier channel's late confirms must not settle its messages.
-            confirms = Confirms(self._metrics, self._on_rejected)
-            scanner = connection.scan(channel.channel_number, confirms.confirm)
-            channel.add_on_return_callback(confirms.on_return)
             channel.add_on_close_callback(self._on_channel_closed)
-            # The scanner reads the confirms, not pika.
-            await broker.rpc(channel, partial(channel.confirm_delivery, lambda _: None))
+            publishing = await PublishingChannel(
+                channel,
+                self._metrics,
+                self._config.confirm_timeout,
+                self._largest,
+                partial(self._on_silence, connection),
+                self._on_rejected,
+            ).open()
             if self._on_channel is not None:
-                await self._on_channel(channel, scanner)
+                await self._on_channel(channel, publishing.scanner)
             if not channel.is_open:
                 raise pika.exceptions.ChannelClosed(0, "the channel was closed immediately")
         except BaseException as exc:
@@ -262,14 +264,7 @@ class Publisher(Service):
                 connection.abort("given up while it was opened")
             raise
         self._metrics.connected("broker")
-        self._channel = PublishingChannel(
-            channel,
-            confirms,
-            self._metrics,
-            self._config.confirm_timeout,
-            self._largest,
-            partial(self._on_silence, connection),
-        )
+        self._channel = publishing
         self._revocations = Revocations(connection)
         self._error = self.blocked = ""
         # Not after a connection that `_on_rejected` has closed: that would repeat without end.
@@ -314,7 +309,7 @@ class Publisher(Service):
         channel, self._channel = self._channel, None
         try:
             if channel is not None:
-                channel.fail(BrokerUnavailable("The connection to the broker was lost."))
+                channel.confirms.fail(BrokerUnavailable("The connection to the broker was lost."))
         finally:
             if self._on_lost is not None:
                 self._on_lost()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, Self
 
 from pika import BasicProperties
 from pika.channel import Channel
 
+from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.frames import Template, fields
 from gateway.celery_message import CONTENT_ENCODING, CONTENT_TYPE, Message, common_headers
@@ -50,22 +52,25 @@ Published = tuple[str, str]
 class PublishingChannel:
     """Publishes mandatory messages, each of which is confirmed, and never published twice.
 
-    `channel` is in confirm mode and `confirms` has its messages. `confirm_timeout` is in seconds,
-    `largest` in bytes of a body. `on_silence` is called when the broker does not answer any more.
+    `channel` is in no other use, but `scanner` may read replies on it. `confirm_timeout` is in
+    seconds, `largest` in bytes of a body. `on_silence` is called when the broker does not answer
+    any more, and `on_rejected` as `Confirms` does.
     """
 
     def __init__(
         self,
         channel: Channel,
-        confirms: Confirms,
         metrics: Metrics,
         confirm_timeout: float,
         largest: float,
         on_silence: Callable[[], object],
+        on_rejected: Callable[[str], None],
     ):
         self._channel = channel
         self._connection: TurnConnection = channel.connection
-        self._confirms = confirms
+        # New for each channel: an earlier channel's late confirms must not settle its messages.
+        self.confirms = Confirms(metrics, on_rejected)
+        self.scanner = self._connection.scan(channel.channel_number, self.confirms.confirm)
         self._metrics, self._sent = metrics, metrics.place(SENT, *RABBITMQ)
         self._confirm_timeout = confirm_timeout
         self._on_silence = on_silence
@@ -77,10 +82,12 @@ class PublishingChannel:
         )
         self._sweeper: asyncio.TimerHandle | None = None
 
-    @property
-    def unconfirmed(self) -> int:
-        """How many messages wait for their confirm."""
-        return len(self._confirms)
+    async def open(self) -> Self:
+        """Put the channel in confirm mode; raises pika's AMQPError."""
+        self._channel.add_on_return_callback(self.confirms.on_return)
+        # The scanner reads the confirms, not pika.
+        await broker.rpc(self._channel, partial(self._channel.confirm_delivery, lambda _: None))
+        return self
 
     def publish(self, pending: PendingTask, reply_to: str | None = None) -> None:
         """Publish ``pending.message``; `pending` gets its confirm or error.
@@ -93,7 +100,7 @@ class PublishingChannel:
             raise BrokerUnavailable("The broker does not read what is sent to it.")
         self._connection.send(self._templates.encode(pending.message, reply_to))
         pending.sent = monotonic()
-        self._confirms.add(pending)
+        self.confirms.add(pending)
         self._metrics.count_at(self._sent)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
@@ -106,20 +113,16 @@ class PublishingChannel:
         """Publish a message that no queue gets."""
         if self._channel.is_open:
             self._channel.basic_publish("", PROBE, b"")
-            self._confirms.skip()
-
-    def fail(self, error: RequestError) -> None:
-        """Fail all messages that are not confirmed: the channel is closed."""
-        self._confirms.fail(error)
+            self.confirms.skip()
 
     def _sweep(self) -> None:
         now = monotonic()
         try:
             asks = self._ask(now)
-            self._confirms.give_up(now - self._confirm_timeout)
+            self.confirms.give_up(now - self._confirm_timeout)
         finally:  # an error of one message must not end the timeouts of the others
             self._sweeper = None
-            if self._confirms or asks:
+            if self.confirms or asks:
                 self._sweeper = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
 
     def _ask(self, now: float) -> bool:
@@ -130,7 +133,7 @@ class PublishingChannel:
             if self._sweeps * _SWEEP < self._confirm_timeout:
                 return True
             self._on_silence()
-        elif self._confirms.oldest and now - max(heard, self._confirms.oldest) > _QUIET:
+        elif self.confirms.oldest and now - max(heard, self.confirms.oldest) > _QUIET:
             self._asked, self._sweeps = now, 0
             self.probe()
             return True

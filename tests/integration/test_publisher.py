@@ -120,7 +120,7 @@ async def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broke
             publisher.publish(second)
         await eventually(lambda: second.ended or second.confirmed)
         assert second.confirmed, second.error
-        await eventually(lambda: not publisher._channel._confirms)
+        await eventually(lambda: not publisher._channel.confirms)
 
 
 async def test_templates_are_kept_in_bounds(broker, metrics, monkeypatch):
@@ -441,7 +441,7 @@ async def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, br
     ) as publisher:
         channel = publisher._channel
         # Confirms of these messages are never handled, as if a queue had no leader.
-        channel._confirms.confirm = lambda *_: None
+        channel.confirms.confirm = lambda *_: None
         publisher.connection._scanner._on_confirm = lambda *_: None
         for _ in range(3):
             lost = pending()

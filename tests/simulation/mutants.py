@@ -102,8 +102,8 @@ MUTANTS = [
     _m(
         "no confirm timeout",
         "amqp/publishing_channel",
-        "self._confirms.give_up(now - self._confirm_timeout)",
-        "self._confirms.give_up(-1.0)",
+        "self.confirms.give_up(now - self._confirm_timeout)",
+        "self.confirms.give_up(-1.0)",
     ),
     _m(
         "multiple acks ignored",
