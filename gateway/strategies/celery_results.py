@@ -23,6 +23,9 @@ from gateway.stores.result_store import TOGETHER, reading
 
 log = logging.getLogger(__name__)
 
+#: The private methods of Celery that are replaced here. `_socket_waiter` is not among them: it is
+#: only set, and no Celery before 5.7 has it.
+REPLACED = [(ResultConsumer, "_reconnect_pubsub"), (RedisBackend, "_get_task_meta_for")]
 _INTERVAL = 1.0  # seconds, the longest that Celery waits for a message without looking up
 
 
@@ -130,6 +133,16 @@ class _AnyWorkers:
         return {**meta, "task_id": task_id}
 
 
+class _AsCelery:
+    """Mixin that makes a result's value its `Outcome`, and leaves all else to Celery's own code."""
+
+    def decode_result(self, payload: bytes) -> dict[str, Any]:
+        return {**super().decode_result(payload), "result": decode_result(payload)}  # type: ignore[misc]
+
+    def meta_from_decoded(self, meta: dict[str, Any]) -> dict[str, Any]:
+        return meta
+
+
 class Results(_AnyWorkers, RedisBackend):
     """Reads results from Redis."""
 
@@ -138,10 +151,22 @@ class SentinelResults(_AnyWorkers, SentinelBackend):
     """Reads results from the Redis master that Sentinel names."""
 
 
+class PlainResults(_AsCelery, RedisBackend):
+    """Reads results from Redis as Celery does."""
+
+
+class PlainSentinelResults(_AsCelery, SentinelBackend):
+    """Reads results as Celery does, from the Redis master that Sentinel names."""
+
+
 def result_backend(url: str) -> str:
     """Return Celery's `result_backend` for the store at `url`: one of these classes and the URL.
 
-    It is empty where `url` is.
+    It is empty where `url` is. Where Celery lacks what is replaced here, this is logged.
     """
-    kind = SentinelResults if url.startswith("sentinel:") else Results
+    kinds = Results, SentinelResults
+    if missing := [name for owner, name in REPLACED if not hasattr(owner, name)]:
+        log.warning("%s is missing in this version: results are read as Celery does", missing[0])
+        kinds = PlainResults, PlainSentinelResults
+    kind = kinds[url.startswith("sentinel:")]
     return f"{__name__}:{kind.__name__}+{url}" if url else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import redis
 from celery import Celery
 
 from gateway.config.settings import Config
-from gateway.outcome import SUCCESS, Outcome
+from gateway.outcome import FAILURE, SUCCESS, Outcome
 from gateway.stack.server import poll
 from gateway.strategies import celery_results
 from gateway.strategies.celery_client import CeleryClient
@@ -128,6 +129,26 @@ def test_an_empty_result_is_a_result(opened, client):
     outcome = celery.wait(celery.subscribe(TASK), time.monotonic() + TIMEOUT)
 
     assert outcome == Outcome(SUCCESS, error="no JSON result (JSONDecodeError)")
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "stored"])
+def test_a_celery_without_what_is_replaced_reads_results_itself(
+    opened, client, monkeypatch, caplog, heard
+):
+    monkeypatch.setattr(celery_results, "REPLACED", [(Celery, "_get_backend"), (Celery, "_no")])
+    celery = opened()
+    assert caplog.messages == ["_no is missing in this version: results are read as Celery does"]
+    result, key = celery.subscribe(TASK), celery.app.backend.get_key_for_task(TASK)
+    failure = {"exc_type": "KeyError", "exc_message": ["x"], "exc_module": "builtins"}
+    stored = json.dumps({"status": "FAILURE", "result": failure, "task_id": TASK})
+
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(celery.wait, result, time.monotonic() + (TIMEOUT if heard else 1))
+        if heard:
+            assert poll(lambda: client.publish(key, stored), TIMEOUT)
+        client.set(key, stored)
+
+    assert begun.result(TIMEOUT) == Outcome(FAILURE, error="KeyError", detail="x")
 
 
 def test_threads_that_begin_at_once_share_one_backend(opened, monkeypatch):

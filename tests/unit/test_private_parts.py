@@ -1,7 +1,8 @@
 """Private names of other libraries that we use, each in one place: they are still there.
 
 For the sake of the gateway's setup.cfg bounds its own libraries from above. Celery, kombu and
-py-amqp are the user's, and have no such bound: `appserver.private_parts` looks for their names.
+py-amqp are the user's, and have no such bound: `appserver.private_parts` looks for their names, and
+`gateway.strategies.celery_results` for those that it replaces.
 """
 
 from __future__ import annotations
