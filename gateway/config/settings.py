@@ -422,6 +422,16 @@ class Config(Model):
         return sorted({queue for task in self.tasks for queue in task.queue_names})
 
     @property
+    def consumed_as(self) -> list[str]:
+        """The names that a worker's -Q has for all queues."""
+        return sorted({name for task in self.tasks for name in task.consumed_as})
+
+    @property
+    def fair_setting(self) -> str:
+        """What GATEWAY_FAIR_QUEUES has for all queues; empty: there are no fair ones."""
+        return ",".join(sorted({task.fair_setting for task in self.tasks} - {""}))
+
+    @property
     def queues_by_task(self) -> dict[str, list[str]]:
         """The queues to which each task may be sent."""
         found: dict[str, set[str]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -233,6 +233,18 @@ class TaskSettings(Model):
             return self.queues or fair_names(self.queue, self.fair_queues)
         return self.queues or [self.static_queue if self.dynamic else self.queue]
 
+    @property
+    def consumed_as(self) -> list[str]:
+        """The names that a worker's -Q has for its queues."""
+        return self.queue_names if self.fair_by is None or self.queues else [self.queue]
+
+    @property
+    def fair_setting(self) -> str:
+        """What GATEWAY_FAIR_QUEUES has for its queues; empty: they are not fair ones."""
+        if self.fair_by is None:
+            return ""
+        return ",".join(self.queues) if self.queues else f"{self.queue}:{self.fair_queues}"
+
     def arguments(self) -> dict[str, str | int | bool]:
         """Return the arguments with which its queues are declared, but for dynamic ones."""
         if self.dynamic:
@@ -349,6 +361,11 @@ class TaskSettings(Model):
     @cached_property
     def _extra(self) -> dict[str, Callable[[Delivery], str]]:
         return {name: pointers.finder(place) for name, place in self.message_headers.items()}
+
+
+def worker_command(queues: Iterable[str]) -> str:
+    """Return the command that starts a worker of these queues, named as -Q has them."""
+    return f"celery -A APP worker -n NAME@%h -Q {','.join(queues)}"
 
 
 class FurtherTask(TaskSettings):

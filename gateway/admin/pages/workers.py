@@ -8,6 +8,7 @@ from gateway.admin.pages.asked import Look
 from gateway.admin.pages.view import View
 from gateway.amqp.workers import CONSUMER_TIMEOUT, Running, Worker
 from gateway.config.settings import Config
+from gateway.config.task import worker_command
 
 #: A task whose callers wait hangs when it has run for so many of their deadlines.
 _DEADLINES = 10
@@ -41,10 +42,16 @@ class Workers(View):
         consumers = {name: many for name, (_, many) in look.queues.items()}
         idle = sorted(name for name, many in consumers.items() if not many)
         return {
-            "command": f"celery -A YOUR_APP worker -Q {','.join(self.config.queues)}",
+            "command": start_command(self.config),
             "idle": idle, "look": look, "opened": self.get_query_argument("open", ""),
             "rows": rows(look, self.shared.asked.seen, limits(self.config)),
         }  # fmt: skip
+
+
+def start_command(config: Config) -> str:
+    """Return the shell command that starts a worker of all queues."""
+    variable = f"GATEWAY_FAIR_QUEUES={config.fair_setting} " if config.fair_setting else ""
+    return variable + worker_command(config.consumed_as)
 
 
 def limits(config: Config) -> dict[str, float]:

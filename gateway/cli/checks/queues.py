@@ -15,7 +15,7 @@ from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import connected_to_any
 from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
 from gateway.config.settings import Config
-from gateway.config.task import TaskSettings, fair_name_of
+from gateway.config.task import TaskSettings, fair_name_of, worker_command
 from gateway.errors import GatewayError
 from gateway.similar import similar
 
@@ -206,22 +206,9 @@ def _waiting(seen: Mapping[str, Seen]) -> str:
     return f"{counted(sum(it.messages for it in seen.values()), 'message')} waiting"
 
 
-def consumed_as(task: TaskSettings) -> list[str]:
-    """Return the names that a worker's -Q has for the task's queues."""
-    numbered = task.fair_by is not None and not task.queues
-    return [task.queue] if numbered else task.queue_names
-
-
-def fair_setting(task: TaskSettings) -> str:
-    """Return what GATEWAY_FAIR_QUEUES has for the task's queues; empty: they are not fair ones."""
-    if task.fair_by is None:
-        return ""
-    return ",".join(task.queues) if task.queues else f"{task.queue}:{task.fair_queues}"
-
-
-def worker_command(queues: Iterable[str], fair: str) -> str:
-    """Return how a worker of these queues is started; `fair` as from `fair_setting`."""
-    text = f"celery -A APP worker -n NAME@%h -Q {','.join(queues)} (APP: yours, or appserver)"
+def how_to_start(queues: Iterable[str], fair: str) -> str:
+    """Return how a worker of these queues is started; `fair` is its GATEWAY_FAIR_QUEUES."""
+    text = f"{worker_command(queues)} (APP: yours, or appserver)"
     return f"{text}, with GATEWAY_FAIR_QUEUES={fair}" if fair else text
 
 
@@ -230,8 +217,8 @@ def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = 
 
     `remove` says how to remove a queue that was created by a typing error.
     """
-    own, fair = consumed_as(task) if task.fair_by else names, fair_setting(task)
-    text = worker_command(own, fair)
+    own, fair = task.consumed_as if task.fair_by else names, task.fair_setting
+    text = how_to_start(own, fair)
     if fair and not task.queues:
         text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
     others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
@@ -266,7 +253,7 @@ async def remove(connection: TurnConnection, name: str) -> Finding:
         messages, consumers = await broker.declare_alone(connection, name, None)
         if messages or consumers:
             has = f"{counted(consumers, 'consumer')}, {counted(messages, 'message')} waiting"
-            remedy = f"let a worker run what waits: celery -A APP worker -n NAME@%h -Q {name}"
+            remedy = f"let a worker run what waits: {worker_command([name])}"
             remedy = "stop what consumes it" if consumers else remedy
             return fail(check, f"not deleted: it has {has}", remedy)
         channel = await broker.open_channel(connection)

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.amqp.workers import Answers, Sufficient
 from gateway.cli.checks.finding import Finding, counted, fail, listed, ok, ranged, skipped, warn
 from gateway.cli.checks.parameters import unfit
-from gateway.cli.checks.queues import Seen, consumed_as, fair_setting, grouped, worker_command
+from gateway.cli.checks.queues import Seen, grouped, how_to_start
 from gateway.config.settings import Config
 from gateway.similar import similar
 
@@ -148,9 +148,7 @@ def _has_heartbeats(settings: Mapping[str, Any]) -> bool:
 
 
 def _start(config: Config) -> str:
-    names = sorted({name for task in config.tasks for name in consumed_as(task)})
-    fair = sorted({fair_setting(task) for task in config.tasks} - {""})
-    return f"start one: {worker_command(names, ','.join(fair))}"
+    return f"start one: {how_to_start(config.consumed_as, config.fair_setting)}"
 
 
 def _well(answers: Answers) -> Finding:

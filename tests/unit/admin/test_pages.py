@@ -28,7 +28,7 @@ from gateway.admin.pages.delivery import commands, editable, edited, story, time
 from gateway.admin.pages.overview import failures
 from gateway.admin.pages.routes import stages
 from gateway.admin.pages.sources import NEXT, others, verdict
-from gateway.admin.pages.workers import limits, rows
+from gateway.admin.pages.workers import limits, rows, start_command
 from gateway.amqp.workers import CONSUMER_TIMEOUT, Running, Worker
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
@@ -364,6 +364,15 @@ def test_what_is_typed_becomes_filters():
     assert first_commands(Config()) == ["curl --data hello http://127.0.0.1:8000/"]
     odd = Config(host="::1", routes=[{"path": "/a;b"}])
     assert first_commands(odd) == ["curl --data hello 'http://[::1]:8000/a;b'"]
+
+
+def test_the_command_of_a_worker_has_the_fair_queues_as_the_app_server_reads_them():
+    fair = {"path": "/fair", "queue": "orders", "fair_by": "remote", "fair_queues": 4}
+    config = Config(routes=[{"path": "/"}, fair])  # type: ignore[list-item]
+    assert start_command(config) == (
+        "GATEWAY_FAIR_QUEUES=orders:4 celery -A APP worker -n NAME@%h -Q celery,orders"
+    )
+    assert start_command(Config()) == "celery -A APP worker -n NAME@%h -Q celery"
 
 
 def test_lost_and_hanging_workers_come_first():
