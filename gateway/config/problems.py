@@ -1,4 +1,4 @@
-"""Describe invalid settings in sentences for operators, instead of pydantic's messages."""
+"""Describe invalid settings and parameters in sentences, instead of pydantic's messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.late import Late
@@ -16,25 +16,31 @@ from gateway.config.urls import TLS
 from gateway.model import Model
 from gateway.similar import meant
 
-_NUMBER = "has to be a number, such as 4.5"
+_NUMBER, _WHOLE = "has to be a number, such as 4.5", "has to be a whole number"
+_BOOL = "has to be true or false"
 _TEXT, _TABLE = "has to be a text in quotation marks", "has to be a table"
 #: By pydantic's type of the error; the names in braces are from the error's context.
 #: https://docs.pydantic.dev/latest/errors/validation_errors/
 _SENTENCES = {
     "missing": "is needed",
-    "bool_type": "has to be true or false",
+    "bool_parsing": _BOOL,
+    "bool_type": _BOOL,
     "dict_type": _TABLE,
+    "float_parsing": _NUMBER,
     "float_type": _NUMBER,
     "finite_number": _NUMBER,
     "greater_than": "has to be above {gt}",
     "greater_than_equal": "has to be {ge} or more",
-    "int_type": "has to be a whole number",
+    "int_parsing": _WHOLE,
+    "int_parsing_size": _WHOLE,
+    "int_type": _WHOLE,
     "less_than": "has to be below {lt}",
     "less_than_equal": "has to be {le} or less",
     "list_type": "has to be a list",
     "literal_error": "has to be {expected}",
     "model_type": _TABLE,
     "path_type": "has to be a path",
+    "string_pattern_mismatch": "has to be written as an earlier answer has it",
     "string_too_long": "has to have {max_length} or fewer characters",
     "string_too_short": "has to have {min_length} or more characters",
     "string_type": _TEXT,
@@ -58,14 +64,19 @@ _is_bare = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _TYPED = "has to be a text, a whole number, true or false"
 
 
-def explain(error: ValidationError, model: type[Model], place: str = "") -> list[str]:
-    """Return a line for each problem with a `model`: where it is, and what would be valid."""
+def explain(
+    error: ValidationError, model: type[BaseModel], place: str = "", field: str = "setting"
+) -> list[str]:
+    """Return a line for each problem with a `model`: where it is, and what would be valid.
+
+    `field` is what the model's fields are called.
+    """
     lines: dict[str, None] = {}
     for detail in _meant_types(error.errors(include_url=False)):
-        loc, text = detail["loc"], _sentence(detail, model)
-        if loc and loc[-1] in _TYPES:
+        loc, text = detail["loc"], _sentence(detail, model, field)
+        if len(loc) > 1 and loc[-1] in _TYPES:
             loc, text = loc[:-1], _TYPED
-        elif loc and (loc[-1] in (_KEY, _FROM) or _is_type(detail)):
+        elif len(loc) > 1 and (loc[-1] in (_KEY, _FROM) or _is_type(detail)):
             loc = loc[:-1]
         where = "".join(map(member, loc)).lstrip(".")
         for line in text.split("\n"):
@@ -101,16 +112,16 @@ def member(name: str | int) -> str:
     return f".{name}" if _is_bare(name) else f".{json.dumps(name, ensure_ascii=False)}"
 
 
-def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
+def _sentence(detail: ErrorDetails, model: type[BaseModel], field: str) -> str:
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
         tables: dict[str, type[Model]] = {"routes": Route, "tls": TLS, "notify": Notify}
-        known = Late if "late" in loc[:-1] else tables.get(str(loc[0]), model)
-        names = [field.alias or name for name, field in known.model_fields.items()]
-        hint = f"; {meant(loc[-1], names)}"
-        if loc == ("route",):
+        owner = Late if "late" in loc[:-1] else tables.get(str(loc[0]) if loc[1:] else "", model)
+        names = [each.alias or name for name, each in owner.model_fields.items()]
+        hint = f"; {meant(loc[-1], names, '' if names else 'there are none')}"
+        if loc == ("route",) and "routes" in names:
             hint = "; write [[routes]] for each route"
-        return f"there is no such setting{hint}"
+        return f"there is no such {field}{hint}"
     if kind == "list_type" and loc == ("routes",):
         return "each route is a table of its own: write [[routes]] instead of [routes]"
     if kind == "too_short" and loc in (("secret_key",), ("admin_token",)):  # it counts characters
@@ -124,4 +135,7 @@ def _sentence(detail: ErrorDetails, model: type[Model]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Return a number as it is read best: 1000000 for 1e6, and 0.01667 for a sixtieth."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else float(f"{value:.4g}")
+    return value

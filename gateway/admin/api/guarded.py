@@ -17,6 +17,7 @@ from gateway.admin.api.operations import APIError, Operation
 from gateway.admin.api.schema import Parameters, Problem
 from gateway.audit import LOOK
 from gateway.config.pointers import glob
+from gateway.config.problems import explain
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.http.head import Proxies, is_plain
@@ -126,7 +127,7 @@ class Guarded(RequestHandler):
         try:
             return model.model_validate(given)
         except ValidationError as exc:
-            problems = (f"{each['loc'][0]}: {_text(each['msg'])}" for each in exc.errors())
+            problems = explain(exc, model, field="parameter")
             raise APIError(400, "bad-request", "; ".join(problems)) from None
 
     def audit(self, what: str, **about: object) -> None:
@@ -183,7 +184,3 @@ class Guarded(RequestHandler):
             detail=detail,
         )
         self.finish(problem.model_dump_json())
-
-
-def _text(message: str) -> str:
-    return message.removeprefix("Value error, ")

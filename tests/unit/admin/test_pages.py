@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,8 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway import errors
+from gateway.admin.api.operations import OPERATIONS
 from gateway.admin.api.schema import WholeDelivery
 from gateway.admin.pages import widgets
 from gateway.admin.pages.asked import FRESH, Look, Recent
@@ -30,6 +33,7 @@ from gateway.admin.pages.routes import stages
 from gateway.admin.pages.sources import NEXT, others, verdict
 from gateway.admin.pages.workers import limits, rows, start_command
 from gateway.amqp.workers import CONSUMER_TIMEOUT, Running, Worker
+from gateway.config.problems import explain
 from gateway.config.redaction import HIDDEN
 from gateway.config.settings import Config
 from gateway.history.ring import LATER, STATUSES, WIDTH, Slot
@@ -364,6 +368,21 @@ def test_what_is_typed_becomes_filters():
     assert first_commands(Config()) == ["curl --data hello http://127.0.0.1:8000/"]
     odd = Config(host="::1", routes=[{"path": "/a;b"}])
     assert first_commands(odd) == ["curl --data hello 'http://[::1]:8000/a;b'"]
+
+
+@pytest.mark.parametrize(
+    "model", {each.parameters for each in OPERATIONS}, ids=lambda m: m.__name__
+)
+def test_no_wrong_parameter_is_told_in_pydantics_words(model):
+    for name in (*model.model_fields, "from", "routes", "notify", "str"):
+        for value in ("", "\0", "many", "0", "1.5", "nan", "inf", "9" * 5_000):
+            try:
+                model.model_validate({name: value})
+            except ValidationError as error:
+                for line in explain(error, model, field="parameter"):
+                    words = re.search(r"Input|input|valid|Field|Value|should|setting|task", line)
+                    named = line.startswith((f"{name}: ", "id: is needed", "until: is needed"))
+                    assert named and not words, line
 
 
 def test_the_command_of_a_worker_has_the_fair_queues_as_the_app_server_reads_them():
