@@ -246,7 +246,6 @@ class Gateways:
         self._supervisor = supervisor
         self._history = history
         self._name, self._address = name, address
-        self._started = time()
         self._config: Config | None = None
         self._store: StateStore | None = None
         self._ahead: float | None = None
@@ -305,7 +304,7 @@ class Gateways:
         slots = self._history.read("6h", group=60)
         received = [round(slot.rate, 2) if slot.seconds else None for slot in slots]
         return self._about.model_copy(update={
-            "address": self._address, "started": self._started, "ready": ready,
+            "address": self._address, "started": self._supervisor.started, "ready": ready,
             "ahead": self._ahead, "seconds": round(minute.seconds, 1),
             "rate": round(minute.rate, 2), "failed": minute.failed, "refused": minute.refused,
             "p50": minute.quantile(0.5), "p99": minute.quantile(0.99),
