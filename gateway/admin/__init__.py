@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import resource
 import socket
+from functools import partial
 from importlib import import_module
 from ipaddress import ip_address
 from typing import Any
@@ -132,10 +133,6 @@ class _Page(RequestHandler):
             self.set_header("Allow", "GET, HEAD")
         super().write_error(status_code, **kwargs)
 
-    def ready(self, answers: health.Answers, path: str = "") -> bool:
-        """Does any child serve, as far as these `answers` tell?"""
-        return not self.supervisor.draining and health.ready(answers, path)
-
 
 class Health(_Page):
     def prepare(self) -> None:
@@ -158,13 +155,14 @@ class Readiness(_Page):
             self.write({"error": f"there is no route {asked!r}; there are {', '.join(paths)}"})
             return
         answers = await health.ask(self.supervisor.children)
-        ready = self.ready(answers, asked)
+        serves = partial(health.serves, self.supervisor, answers)
+        ready = serves(asked)
         self.set_status(200 if ready else 503)
         differing = (str(each) for each in self.gateways.differences if each.wrong)
         silent = {"loop": "no answer"}
         self.write({
             "ready": ready,
-            "routes": {each: self.ready(answers, each) for each in ([asked] if asked else paths)},
+            "routes": {each: serves(each) for each in ([asked] if asked else paths)},
             "version": __version__,
             "strategy": self.supervisor.config.strategy,
             "uptime": int(time() - self.supervisor.started),

@@ -55,7 +55,7 @@ def of_parent(
     differing = Counter(each.kind for each in differences)
     return {
         "gateway_build_info": {(__version__, supervisor.config.strategy, python_version()): 1},
-        "gateway_ready": {(): not supervisor.draining and health.ready(answers)},
+        "gateway_ready": {(): health.serves(supervisor, answers)},
         "gateway_processes": {(): len(answers)},
         "gateway_process_restarts_total": {(): supervisor.restarts},
         "gateway_start_time_seconds": {(): supervisor.started},

@@ -283,7 +283,7 @@ class Gateways:
                 self._store = StateStore(config, "")
                 await self._store.start()
         answers = await health.ask(self._supervisor.children)
-        self.own = self._line(not self._supervisor.draining and health.ready(answers))
+        self.own = self._line(health.serves(self._supervisor, answers))
         if self._store is None:
             self._lines, self.problem = [], "there is no state server (state_url)"
             return

@@ -35,6 +35,11 @@ def ready(answers: Answers, path: str = "") -> bool:
     return any(checks is not None and child.serves(checks, path) for child, checks in answers)
 
 
+def serves(supervisor: Supervisor, answers: Answers, path: str = "") -> bool:
+    """Is the gateway `ready`, and not about to end?"""
+    return not supervisor.draining and ready(answers, path)
+
+
 def warnings(answers: Answers) -> list[str]:
     """Return what children that answer warn of, each text once."""
     texts = [text for child, checks in answers if checks is not None for text in child.warnings]

@@ -79,7 +79,7 @@ class Overview(View):
             "step": lasting(step, 1),
             "troubles": await self._troubles(answers, rows),
             "well": _well_since(read("6h")),
-            "ready": health.ready(answers) and not self.supervisor.draining,
+            "ready": health.serves(self.supervisor, answers),
         }  # fmt: skip
 
     async def _troubles(self, answers: health.Answers, rows: list[dict[str, Any]]) -> list[Trouble]:
