@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
@@ -214,6 +214,8 @@ class Operation:
     run: Callable[[Any, Any], Awaitable[BaseModel]]
     #: What the log says of it: see `gateway.audit`.
     audited: str = ""
+    #: The type of what it asks: with the configuration it is the journal.
+    subject: type = Config
 
     @property
     def pattern(self) -> str:
@@ -223,12 +225,6 @@ class Operation:
     @property
     def summary(self) -> str:
         return (self.run.__doc__ or "").strip().partition("\n")[0]
-
-    @property
-    def subject(self) -> type:
-        """What it asks: with the configuration it is the journal."""
-        subject, *_ = get_type_hints(self.run).values()
-        return cast(type, subject)
 
     @property
     def parameters(self) -> type[schema.Parameters]:
@@ -251,7 +247,7 @@ OPERATIONS = (
     Operation("POST", "/api/failures/{id}/resolve", resolve_failures, RESOLVE),
     Operation("POST", "/api/failures/{id}/replay", replay_failures, REPLAY),
     Operation("POST", "/api/notify/test", test_notification),
-    Operation("GET", "/api/history", get_history),
-    Operation("GET", "/api/gateways", list_gateways),
+    Operation("GET", "/api/history", get_history, subject=History),
+    Operation("GET", "/api/gateways", list_gateways, subject=Gateways),
 )
 DOCUMENT = "/api/openapi.json"
