@@ -8,7 +8,7 @@ https://redis.io/docs/latest/commands/hello/
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.errors import StoreError
@@ -40,6 +40,13 @@ def elsewhere(error: str) -> bool:
 def about(hello: Sequence[Any]) -> dict[bytes, Any]:
     """Return the fields of a reply to HELLO."""
     return dict(zip(hello[::2], hello[1::2], strict=False))
+
+
+def product(info: Mapping[str, Any]) -> str:
+    """Return a server's product and version, from the fields of its INFO."""
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    version = info.get("valkey_version") or info.get("redis_version", "of no known version")
+    return f"{name} {version}"
 
 
 def numbers(info: object) -> dict[str, int]:

@@ -12,7 +12,7 @@ from gateway.admin.pages.view import View
 from gateway.config.settings import Config
 from gateway.errors import GatewayError, StoreError
 from gateway.stores.result_store import no_answer, without_password
-from gateway.stores.server import numbers
+from gateway.stores.server import numbers, product
 from gateway.stores.state_store import StateStore
 
 _NEAR = 0.85  # the share of a limit from which on it is told
@@ -53,15 +53,13 @@ async def _redis(config: Config) -> dict[str, Any]:
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     info = {name: value for name, _, value in pairs}
-    product = "Valkey" if "valkey_version" in info else "Redis"
-    about = f"{product} {info.get('valkey_version') or info.get('redis_version', '')}"
     known, fields = numbers(answer), {
         "used": "used_memory", "most": "maxmemory", "evicted": "evicted_keys",
         "replicas": "connected_slaves",
     }  # fmt: skip
     found |= {name: known.get(field, 0) for name, field in fields.items()}
     policy, role = info.get("maxmemory_policy", ""), info.get("role", "")
-    return {**found, "about": about, "policy": policy, "role": role}
+    return {**found, "about": product(info), "policy": policy, "role": role}
 
 
 def _archive(config: Config) -> dict[str, Any]:

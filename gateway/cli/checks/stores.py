@@ -196,9 +196,7 @@ def judge(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
 
 def described(info: Mapping[str, Any]) -> str:
     """Describe a Redis by its INFO: product, version and memory."""
-    product = "Valkey" if "valkey_version" in info else "Redis"
-    version = info.get("valkey_version") or info.get("redis_version", "of no known version")
-    return f"{product} {version}, {_memory(info)}"
+    return f"{server.product(info)}, {_memory(info)}"
 
 
 def _used(info: Mapping[str, Any]) -> int:
