@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from gateway.cli import add_settings, checks, configuration
-from gateway.cli.checks import configuration as settings
-from gateway.cli.checks import queues
+from gateway.cli.checks import queues, settings
 from gateway.cli.checks.finding import FAIL, Finding, ok, skipped
 from gateway.config.loading import described
 from gateway.errors import ConfigError

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.cli.checks.configuration import events
 from gateway.cli.checks.finding import listed
 from gateway.cli.checks.parameters import unfit
+from gateway.cli.checks.settings import events
 from gateway.cli.local.first_task import Described
 from gateway.cli.local.plan import APP, Plan
 from gateway.cli.outgoing import signed_request

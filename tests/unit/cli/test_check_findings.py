@@ -11,7 +11,7 @@ from pika.exceptions import ChannelClosedByBroker
 from appserver.bootsteps import PARAMETERS, TellParameters
 from gateway.amqp import workers as remote
 from gateway.amqp.workers import Answers, Worker
-from gateway.cli.checks import configuration, queues, workers
+from gateway.cli.checks import queues, settings, workers
 from gateway.cli.checks.finding import Finding, ranged
 from gateway.cli.checks.queues import Inspected, Seen
 from gateway.config.pointers import overlap
@@ -179,7 +179,7 @@ def test_sources_whose_body_is_not_signed_are_one_warning():
         "hub": {"scheme": "github"}, "partner": {"scheme": "hmac", **own},
     }  # fmt: skip
     sources = {name: {**each, "secrets": "sesame"} for name, each in sources.items()}
-    found = list(configuration.sources(Config(sources=sources)))
+    found = list(settings.sources(Config(sources=sources)))
     assert [told(finding)[:2] for finding in found] == [
         ("warn", "source bot"),
         ("ok", "source hub"),
@@ -219,7 +219,7 @@ def test_a_route_that_waits_for_events_that_its_sender_does_not_have_is_warned_o
     source, route, said
 ):
     config = Config(sources=EVENTS, routes=[{"path": "/a", "source": source, **route}])
-    found = list(configuration.events(config))
+    found = list(settings.events(config))
     assert [told(finding)[:2] for finding in found] == [("warn", "route /a")] * bool(said)
     assert all(said in str(finding) for finding in found)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.cli.checks import configuration
+from gateway.cli.checks import settings
 from gateway.config.loading import load
 from gateway.config.settings import Config
 from gateway.errors import ConfigError
@@ -108,10 +108,10 @@ def test_woocommerces_ping_is_answered_without_a_signature_and_nothing_else_is()
 
 def test_a_senders_largest_body_is_compared_with_max_body():
     sources = {"g": {"scheme": "github", "secrets": "s"}}
-    (found,) = configuration.bodies(Config(sources=sources))
+    (found,) = settings.bodies(Config(sources=sources))
     assert "set max_body = 26214400" in str(found)
     large = {"max_body": 26_214_400, "max_in_flight_bytes": 10**8}
-    assert not list(configuration.bodies(Config(sources=sources, **large)))
+    assert not list(settings.bodies(Config(sources=sources, **large)))
 
 
 @pytest.mark.parametrize("apart", [["event"], ["header:X-Shop"]])

@@ -12,7 +12,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gateway.cli.checks.configuration import sources
+from gateway.cli.checks.settings import sources
 from gateway.config.settings import Config
 from gateway.delivery import Request
 from gateway.errors import KeyNotKnown
