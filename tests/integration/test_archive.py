@@ -32,7 +32,8 @@ from gateway.archive.erasing import Text
 from gateway.archive.reading import reading
 from gateway.archive.tables import DELIVERIES, row
 from gateway.claims.claim import dump, dump_end
-from gateway.cli import main, printed
+from gateway.cli import main
+from gateway.cli.commands.deliveries import delivery_line
 from gateway.config.settings import Config
 from gateway.errors import GatewayError
 from gateway.journal.entry import ACCEPTED, FAILED, RECEIVED, SUCCEEDED, End, Entry
@@ -347,7 +348,7 @@ def test_what_is_damaged_in_the_journal_is_told_and_stops_nothing(config, caplog
                 # A newer gateway may have more states.
                 assert damage != ("state", b"x") or "bad" in ids or wanted.status
                 for each in told:
-                    assert printed.line(each, False) and WholeDelivery.whole(each)
+                    assert delivery_line(each) and WholeDelivery.whole(each)
             with suppress(GatewayError):  # of this one alone
                 await store.get("bad")
             await store.due(10, 0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import getpass
+import json
 import logging
 import os
 import re
@@ -12,25 +13,37 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway import audit, log
 from gateway.archive.erasing import LEFT, Erased, erase
 from gateway.archive.reading import reading
 from gateway.backoff import Backoff
-from gateway.cli import add_settings, configuration, printed, shown, tell
+from gateway.cli import add_settings, configuration, shown, tell
 from gateway.config.pointers import glob
 from gateway.config.settings import Config
 from gateway.errors import ConfigError, GatewayError
 from gateway.journal.entry import DONE, OPEN, Entry
-from gateway.journal.filter import PARTS, Filter, read_group, read_until
+from gateway.journal.filter import PARTS, Filter, read_group, read_until, status
+from gateway.journal.groups import Group
 from gateway.journal.replay import choose, outcomes, refusals, replaying
 from gateway.journal.store import POSITION, JournalStore
-from gateway.outcome import SUCCESS
+from gateway.outcome import SUCCESS, Outcome
 
 #: Where `journal` is 0.
 _NOTHING = "this configuration keeps none: set journal = 10000, say, and restart the gateway"
+_LINE = "{:<24} {:<36} {:<13} {:>6} {:>9}  {}"
+_ERROR = 80  # characters of an error that are shown
+#: What is known of a delivery beside what its message has.
+_FIELDS = (
+    "state", "task", "task_id", "queue", "status", "seconds", "published", "error", "attempts",
+    "ended_at", "replays", "replaying", "identity", "request", "redacted", "begun_at", "late_at",
+    "runs",
+)  # fmt: skip
+_GROUP = "{:<20} {:<16} {:<8} {:>9}  {}"
+_GROUPS = _GROUP.format("last", "group", "state", "count", "route, task, error")
+_HEAD = _LINE.format("received", "delivery", "state", "status", "ms", "route, event, error")
 
 Work = Callable[[argparse.Namespace, Config], Coroutine[None, None, int]]
 
@@ -163,9 +176,9 @@ async def _list(arguments: argparse.Namespace, config: Config) -> int:
                 break
             position = entry.position
             if not number and not arguments.json:
-                print(printed.HEAD)
+                print(_HEAD)
             number += 1
-            print(printed.line(entry, arguments.json))
+            print(delivery_line(entry, arguments.json))
         for problem in reader.problems:
             tell(problem)
     if not number:
@@ -191,16 +204,16 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     args, kwargs = entry.arguments() if entry.call else (None, None)
     request = entry.original()
     call = request._asdict() if request else {"args": args, "kwargs": kwargs}
-    known = {**printed.about(entry), **call, "task_state": None}
+    known = {**_known(entry), **call, "task_state": None}
     try:
         async for _, outcome in outcomes(config, [entry.task_id]):
-            known["task_state"] = printed.outcome_text(outcome)
+            known["task_state"] = _outcome_text(outcome)
     except GatewayError as exc:
         if not config.archive:
             raise
         tell(str(exc))
     form = {} if arguments.json else {"indent": 2}
-    print(printed.as_json(known, ensure_ascii=False, **form))
+    print(_as_json(known, ensure_ascii=False, **form))
     return 0
 
 
@@ -214,7 +227,7 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
                     if delivery_id:
                         entry = await store.get(delivery_id)
                         if entry is not None and wanted.takes(entry):
-                            print(printed.line(entry, arguments.json), flush=True)
+                            print(delivery_line(entry, arguments.json), flush=True)
                         continue
                     backoff.reset()
                     if begun:
@@ -224,7 +237,7 @@ async def _watch(arguments: argparse.Namespace, config: Config) -> int:
                     if not config.journal:
                         tell(_NOTHING)
                     if not arguments.json:
-                        print(printed.HEAD, flush=True)
+                        print(_HEAD, flush=True)
         except GatewayError as exc:
             if not begun:
                 raise
@@ -250,10 +263,10 @@ async def _replay(arguments: argparse.Namespace, config: Config) -> int:
             for delivery_id, why in refused.items():
                 print(shown(f"{delivery_id} {why}"), file=sys.stderr)
             if not arguments.json:
-                print(printed.HEAD)
+                print(_HEAD)
             left = [entry for entry in left if entry.id not in refused]
             for entry in left:
-                print(printed.line(entry, arguments.json))
+                print(delivery_line(entry, arguments.json))
             print(f"{len(left)} would be replayed", file=sys.stderr)
             return 0
         code = 1 if named and others else 0
@@ -275,9 +288,9 @@ async def _groups(arguments: argparse.Namespace, config: Config) -> int:
     if not groups:
         tell("nothing has failed")
     elif not arguments.json:
-        print(printed.GROUPS)
+        print(_GROUPS)
     for group in groups:
-        print(printed.group_line(group, arguments.json))
+        print(_group_line(group, arguments.json))
     return 0
 
 
@@ -347,7 +360,7 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
 
     def say(delivery_id: str, text: str, **about: str | None) -> None:
         known = {"id": delivery_id, **about}
-        line = printed.as_json(known) if arguments.json else shown(f"{delivery_id} {text}")
+        line = _as_json(known) if arguments.json else shown(f"{delivery_id} {text}")
         print(line, flush=True)
 
     async with replaying(config) as replayer:
@@ -364,10 +377,53 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
             async for task_id, outcome in ended:
                 delivery_id, state = taken.pop(task_id), outcome.state
                 await replayer.settle(delivery_id, task_id, outcome)
-                text = printed.outcome_text(outcome)
+                text = _outcome_text(outcome)
                 say(delivery_id, text, task_id=task_id, state=state, error=outcome.error)
                 well = well and state == SUCCESS
     for task_id, delivery_id in taken.items():
         text = "no result" + (f" in {arguments.wait:g} s" if config.results else "")
         say(delivery_id, text, task_id=task_id, state=None)
     return 0 if well and not taken else 1
+
+
+def delivery_line(entry: Entry, as_object: bool = False) -> str:
+    """Return a delivery in one line: as JSON, or in columns below `_HEAD`."""
+    if as_object:
+        return _as_json(_known(entry))
+    delivery = entry.delivery
+    received = datetime.fromisoformat(delivery["received_at"])
+    at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    milliseconds = f"{entry.seconds * 1e3:,.1f}"
+    error = entry.error if len(entry.error) <= _ERROR else f"{entry.error[: _ERROR - 3]}..."
+    what = " ".join(filter(None, (entry.path, delivery["event"], error)))
+    columns = (at, entry.id, entry.state, status(entry), milliseconds, what)
+    return shown(_LINE.format(*columns).rstrip())
+
+
+def _group_line(group: Group, as_object: bool) -> str:
+    """Return a group of failures in one line: as JSON, or in columns below `_GROUPS`."""
+    if as_object:
+        return _as_json(group.as_object())
+    last = datetime.fromtimestamp(group.last / 1000, UTC)
+    about = group.about
+    error = ": ".join(filter(None, (about.type, about.text)))
+    what = " ".join(filter(None, (about.route, about.task, about.state, error)))
+    columns = (f"{last:%Y-%m-%dT%H:%M:%SZ}", group.id, group.state, f"{group.count:,}", what)
+    return shown(_GROUP.format(*columns))
+
+
+def _known(entry: Entry) -> dict[str, Any]:
+    """Return what is known of a delivery beside its call; ``status`` None: it has no answer."""
+    known = {name: getattr(entry, name) for name in _FIELDS}
+    empty = {name: known[name] or None for name in ("status", "attempts", "request")}
+    return entry.delivery | known | empty
+
+
+def _outcome_text(outcome: Outcome) -> str:
+    """Return how a task has ended: its final state, and the error if there is one."""
+    return shown(f"{outcome.state}: {outcome.error}") if outcome.error else outcome.state
+
+
+def _as_json(value: dict[str, Any], **options: Any) -> str:
+    """Return JSON in which characters that a terminal would interpret are escaped."""
+    return "\n".join(map(shown, json.dumps(value, **options).split("\n")))
