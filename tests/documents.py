@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -21,7 +22,9 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from gateway import errors
+from gateway.admin.pages.widgets import lasting
 from gateway.cli import COMMANDS
+from gateway.config import late
 from gateway.config.notify import Notify
 from gateway.config.route import Route
 from gateway.config.settings import Config
@@ -181,6 +184,24 @@ def senders() -> Iterator[list[str]]:
         yield [*cells, block.waits or "not known"]
 
 
+def late_answers() -> Iterator[list[str]]:
+    head = ("for", "tries", "a text becomes", "of an object is sent", "sent twice")
+    yield ["`late`", "sent to", *head]
+    for name in late.senders():
+        block = late.Late.model_validate(name)
+        hosts = f", only at {', '.join(block.hosts)}" if block.url.startswith("{") else ""
+        until = f"until `{block.until}`, at most " if block.until else ""
+        yield [
+            f"`{name}`",
+            f"`{block.method} {block.url}`{hosts}",
+            until + lasting(block.window),
+            str(block.tries),
+            f"`{json.dumps(block.text)}`",
+            f"all, or what is at `{block.unwrap}`" if block.unwrap else "all",
+            "perhaps: it replaces" if block.replaces else "never",
+        ]
+
+
 def stages() -> Iterator[list[str]]:
     """Yield, for each thing that a delivery waits for, the method that each event calls."""
     events = [each.name for each in fields(Stage)][1:]
@@ -201,6 +222,7 @@ MADE: dict[str, Callable[[], Iterator[list[str]]]] = {
     "metrics": metrics,
     "stages": stages,
     "senders": senders,
+    "late": late_answers,
 }
 
 

@@ -41,6 +41,7 @@ def test_each_senders_block_survives_the_way_to_a_child(name):
     assert again.routes[0].late == config.routes[0].late
     assert again.routes[0].late.key == config.routes[0].late.key
     assert not again.routes[0].late.own_hosts
+    assert again.routes[0].late.sources  # what was read, and when
 
 
 def test_a_hosts_block_is_its_own_after_the_way_to_a_child_too():
