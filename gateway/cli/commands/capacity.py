@@ -17,10 +17,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError
 
 from gateway.config.problems import explain
 from gateway.config.settings import Config, StrategyName
@@ -44,6 +45,7 @@ POOLS = {"prefork": 0, "threads": 64, "gevent": 100, "solo": 1}  # tasks at once
 #: The costs of the committed reports.
 SHIPPED = Path(__file__).with_name("costs.json")
 
+_option = methodcaller("replace", "_", "-")  # the name of a field's option
 _LEAST = 1e-9  # of a cost, and of a rate at which it was measured
 _Rate = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Amount = Annotated[float, Field(ge=_LEAST, le=1e15, allow_inf_nan=False)]
@@ -65,11 +67,7 @@ class Cost(Model, strict=False):  # JSON has no type for a tuple
     report: str = ""
 
     def cores(self, rate: float) -> float:
-        """Return the CPU seconds a second at `rate`.
-
-        Between two points they lie on the straight line; outside of all points a request costs as
-        much as at the nearest one.
-        """
+        """Return the CPU seconds a second at `rate`."""
         return _along(self.points, rate)
 
     def rate(self, cores: float) -> float:
@@ -87,7 +85,10 @@ class Cost(Model, strict=False):  # JSON has no type for a tuple
 
 
 def _along(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the height `at` which the line through zero and the `points` is, or would be."""
+    """Return the height `at` which the line through zero and the `points` is.
+
+    Outside of all points a request costs as much as at the nearest one.
+    """
     last = height = 0.0
     for (first, start), (last, height) in pairwise([(0.0, 0.0), *points]):
         if at <= last:
@@ -95,16 +96,15 @@ def _along(points: Sequence[tuple[float, float]], at: float) -> float:
     return height * at / last
 
 
-class _Report(Model, extra="ignore"):
-    costs: Annotated[dict[str, Cost], Field(min_length=1)]
+def _usable(costs: dict[str, Cost]) -> dict[str, Cost]:
+    for name, cost in costs.items():
+        if cost.points[0][0] < _LEAST and not name.startswith("memory"):
+            raise ValueError(f"{name} has no rate")
+    return costs
 
-    @field_validator("costs")
-    @classmethod
-    def _usable(cls, costs: dict[str, Cost]) -> dict[str, Cost]:
-        for name, cost in costs.items():
-            if cost.points[0][0] < _LEAST and not name.startswith("memory"):
-                raise ValueError(f"{name} has no rate")
-        return costs
+
+class _Report(Model, extra="ignore"):
+    costs: Annotated[dict[str, Cost], Field(min_length=1), AfterValidator(_usable)]
 
 
 def read(file: Path) -> dict[str, Cost]:
@@ -115,16 +115,10 @@ def read(file: Path) -> dict[str, Cost]:
         why = exc.strerror if isinstance(exc, OSError) else explain(exc, _Report)[0]
         remedy = "name a report that loadtest/run.sh --json has written"
         raise ConfigError([f"--measured: {file}: {why}; {remedy}"]) from exc
-    named = {"report": file.name}
-    return {k: it if it.report else it.model_copy(update=named) for k, it in found.items()}
+    return {k: it.model_copy(update={"report": it.report or file.name}) for k, it in found.items()}
 
 
-class Load(
-    Model,
-    alias_generator=lambda name: name.replace("_", "-"),
-    allow_inf_nan=False,
-    populate_by_name=True,
-):
+class Load(Model, alias_generator=_option, allow_inf_nan=False, populate_by_name=True):
     """What is asked for: an option each. `memory` is given in GiB, and kept in bytes."""
 
     rate: float = Field(ge=0.001, le=1e7, description="requests a second at the peak")
@@ -145,9 +139,7 @@ class Load(
     queue_type: Literal["classic", "quorum"] = Field("classic", description="of the queues")
     cores: int = Field(8, ge=1, le=1024, description="cores of a machine")
     memory: _GiB = Field(32 * GIB, description="GiB of a machine")
-    utilisation: float = Field(
-        0.7, ge=0.01, le=0.99, description="the share of anything that is used at the peak"
-    )
+    utilisation: float = Field(0.7, ge=0.01, le=0.99, description="how much of anything is used")
 
 
 @dataclass(frozen=True)
@@ -243,9 +235,8 @@ class Plan:
         return self._costs[f"{part} claims"].cores(1) * self._load.identified
 
     def _workers(self) -> Part:
-        load = self._load
-        slots = math.ceil(load.rate * self._each / self._aim)
-        needed = slots / self.concurrency, load.rate / self._main.rate(self._aim)
+        load, aim = self._load, self._aim
+        needed = load.rate * self._each / aim / self.concurrency, load.rate / self._main.rate(aim)
         count = load.workers or math.ceil(max(needed))
         ends = count * self.concurrency / self._each
         if ends <= load.rate:
@@ -267,8 +258,8 @@ class Plan:
         cores = n * self._gateway.cores(load.rate / n)
         waits = {name: cost.amount for name, cost in self._costs.items() if "waiting" in name}
         request = waits.get(f"memory waiting {name}") or max(waits.values())
-        parents = self._machines(cores, 0)
-        memory = (n + parents) * self._costs[f"memory gateway {name}"].amount
+        # Each machine has a parent process as well.
+        memory = (n + self._machines(cores, 0)) * self._costs[f"memory gateway {name}"].amount
         memory += self.in_flight * (request + 3 * max(0, load.body - BODY))
         amqp = 1 + self._info.publishing * self._threads
         redis = self._info.reading * self._threads + 2 * (load.identified > 0)
@@ -293,10 +284,6 @@ class Plan:
     def _limits(self) -> list[Limit]:
         """Return what has a limit, what is full first as the first."""
         load, gateways, workers, brokers = self._load, self.gateways, self.workers, self.brokers
-
-        def grown(most: float, used: float) -> float:
-            return load.rate * most / used if used else math.inf
-
         found = [
             Limit("gateway CPU", gateways.count * self._gateway.rate(1),
                   "more processes, a core for each"),
@@ -308,7 +295,7 @@ class Plan:
                   "more workers: each has one core for its messages"),
             Limit("queues", self.queues * self._broker.rate(1), "more queues, on several nodes: "
                   "`queues` with `ordering_key`, or a queue a route"),
-            Limit("broker CPU", grown(brokers.count * load.cores, brokers.cores),
+            Limit("broker CPU", load.rate * brokers.count * load.cores / brokers.cores,
                   "more nodes, with the queues' leaders spread over them"),
             Limit("ports between nginx and gateways", gateways.machines * PORTS / self.seconds,
                   "more gateway addresses or UNIX sockets"),
@@ -317,10 +304,11 @@ class Plan:
             ("results", self.results, "another cell; or a strategy with replies over AMQP"),
             ("claims", self.claims, "another cell; a shorter idempotency_window"),
         ):
-            most = grown(part.count * load.memory, part.memory)
-            found.append(Limit(f"Redis of {name}, CPU", grown(part.count, part.cores), remedy))
-            found.append(Limit(f"Redis of {name}, memory", most, remedy))
-        return sorted((each for each in found if each.rate < math.inf), key=lambda each: each.rate)
+            for what, used in (("CPU", part.cores), ("memory", part.memory / load.memory)):
+                if used:
+                    most = load.rate * part.count / used
+                    found.append(Limit(f"Redis of {name}, {what}", most, remedy))
+        return sorted(found, key=attrgetter("rate"))
 
     def _notes(self) -> Iterator[str]:
         load, cells = self._load, max(self.results.count, self.claims.count)
@@ -330,11 +318,9 @@ class Plan:
             "in RabbitMQ"
         )
         if self._pool != load.pool:
-            what = f"{load.pool} pool with {load.strategy}"
-            yield f"no report has the cost of a {what}: {self._pool} instead"
+            yield f"no report has a {load.pool} pool with {load.strategy}: {self._pool} instead"
         if f"memory waiting {load.strategy}" not in self._costs:
-            what = f"the memory of a request that waits with {load.strategy}"
-            yield f"no report has {what}: the most of the others instead"
+            yield f"no report has waiting requests of {load.strategy}: the most of others instead"
         if cells > 1:
             each = "each with its own gateways, queues, workers and Redis (docs/scaling.md)"
             yield f"one Redis is not enough: split the paths over {cells} cells, {each}"
@@ -350,8 +336,7 @@ class Plan:
 
 def options(parser: argparse.ArgumentParser) -> None:
     for name, it in Load.model_fields.items():
-        number = "N" if it.annotation in (int, float) else "NAME"
-        metavar = "|".join(get_args(it.annotation)) or number
+        metavar = "|".join(get_args(it.annotation)) or ("NAME" if it.annotation is str else "N")
         default = it.default / GIB if name == "memory" else it.default
         text = f"{it.description}{'' if it.is_required() else f' ({default})'}"
         parser.add_argument(f"--{it.alias}", type=Text, metavar=metavar, help=text)
