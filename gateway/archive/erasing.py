@@ -56,7 +56,7 @@ class Erased(NamedTuple):
     groups: int
 
 
-class Text:
+class SoughtText:
     """A text that is looked for in all that is known of a delivery, in any case."""
 
     def __init__(self, text: str):
@@ -94,7 +94,7 @@ def _words(text: str) -> str:
 
 async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     """Remove all deliveries that have `text`, and the answers and late answers that do."""
-    wanted = Text(text)
+    wanted = SoughtText(text)
     journal = answers = late = archive = groups = 0
     found: list[Entry] = []
     if config.state:
@@ -123,7 +123,7 @@ async def erase(config: Config, text: str, dry_run: bool = False) -> Erased:
     return Erased(journal, archive, answers, late, groups)
 
 
-async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: bool) -> int:
+async def _erase_answers(store: StateStore, prefix: str, wanted: SoughtText, dry_run: bool) -> int:
     """Forget the kept answers with the text: later tries get the stored result, or a 202."""
     number = 0
     for kind in (CLAIM_KEY, FAILURE_KEY, TAGGED_KEY):
@@ -144,7 +144,7 @@ async def _erase_answers(store: StateStore, prefix: str, wanted: Text, dry_run: 
 
 
 async def _erase_late(
-    store: StateStore, prefix: str, wanted: Text, ids: Collection[str], dry_run: bool
+    store: StateStore, prefix: str, wanted: SoughtText, ids: Collection[str], dry_run: bool
 ) -> int:
     """Remove late answers with the text, or of deliveries with these `ids`: none is sent."""
     number = 0

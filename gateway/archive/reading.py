@@ -160,9 +160,9 @@ async def _threaded(pages: Generator[list[Entry], None, None]) -> AsyncGenerator
     """Yield pages that are read in threads."""
     one_at_a_time = Lock()
 
-    def run(step: Callable[..., Any], *given: Any) -> Any:
+    def run(step: Callable[..., Any], *arguments: Any) -> Any:
         with one_at_a_time:  # a thread goes on where its caller does not
-            return step(*given)
+            return step(*arguments)
 
     try:
         while (page := await asyncio.to_thread(run, next, pages, None)) is not None:

@@ -90,8 +90,9 @@ def row(entry: Entry) -> dict[str, Any]:
             "the call of the delivery %s is damaged, and is not archived: %r", entry.id, exc
         )
         call = ""
-    given, group = entry.delivery.get, group_of(entry)
-    compared = {"path": entry.path, "source": given("source", ""), "event": given("event", "")}
+    group = group_of(entry)
+    compared = {name: entry.delivery.get(name, "") for name in ("source", "event")}
+    compared["path"] = entry.path
     texts = {name: value[:LONGEST] for name, value in compared.items()}
     texts |= {"about": json.dumps(about), "identity": entry.identity, "call": call}
     texts |= {"id": entry.id, "failure": group.id if group else ""}

@@ -337,7 +337,7 @@ class Config(Model):
         return self.archive_url.get_secret_value() if self.archive_url else ""
 
     @property
-    def most_apart(self) -> int:
+    def most_without_message(self) -> int:
         """How many requests without a message the journal keeps; 0: none.
 
         They are in addition to `journal`, and at most a tenth of it and of `journal_bytes`.
@@ -347,7 +347,7 @@ class Config(Model):
     @property
     def most_refused(self) -> int:
         """How many of them may be refused requests, and not deliveries that no route takes."""
-        return self.most_apart if self.journal_refused else 0
+        return self.most_without_message if self.journal_refused else 0
 
     @property
     def prefix(self) -> str:

@@ -59,7 +59,7 @@ class Failures(Service):
         if self._notify is not None and self._notify.share is not None:
             await self._rate(self._notify.share)
         if failing is not None and self._notifier is not None:
-            self._notifier.tell()
+            self._notifier.send_news()
         return len(failing or ()) == _MOST
 
     async def _rate(self, share: float) -> None:

@@ -260,12 +260,12 @@ class Notifier(Service):
         await background.stop(self._task)
         self._messenger.close()
 
-    def tell(self) -> None:
+    def send_news(self) -> None:
         """Begin to tell what there is, unless that is under way, or has been a short time ago."""
         if (self._task is None or self._task.done()) and monotonic() >= self._next:
-            self._task = asyncio.create_task(self._tell(), name="failures are told")
+            self._task = asyncio.create_task(self._send_news(), name="failures are told")
 
-    async def _tell(self) -> None:
+    async def _send_news(self) -> None:
         try:
             names = await self._store.news(_MOST, _LATEST)
             if not names:

@@ -268,12 +268,12 @@ class Gateways:
         """Write and read every few seconds, until cancelled; then take the line away."""
         try:
             while True:
-                await self._tell()
+                await self._exchange()
                 await asyncio.sleep(EVERY)
         finally:
             await self._leave()
 
-    async def _tell(self) -> None:
+    async def _exchange(self) -> None:
         config = self._supervisor.config
         if config is not self._config:
             await self._leave()

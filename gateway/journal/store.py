@@ -120,8 +120,8 @@ class JournalStore(GroupStore, Reader):
 
     - It keeps the last deliveries: at most `Config.journal`, with at most `Config.journal_bytes`
       together, but at least one, and each for `Config.journal_age`. It also keeps the last
-      `Config.most_apart` requests without a message, for the same time; these never displace
-      deliveries.
+      `Config.most_without_message` requests without a message, for the same time; these never
+      displace deliveries.
     - Each method is atomic, also beside the other processes of the deployment. Other deployments,
       which have another `Config.prefix`, see nothing of it.
     - A state is only replaced by one further on: *received*, then *refused*, *accepted* or
@@ -178,7 +178,7 @@ class JournalStore(GroupStore, Reader):
     def refuse(self, refusal: Refusal) -> Awaitable[None]:
         """Write a request without a message; keep their bound."""
         return self._eval(
-            scripts.REFUSE, refusal.id, self._config.most_apart, self._age, refusal.state,
+            scripts.REFUSE, refusal.id, self._config.most_without_message, self._age, refusal.state,
             "about", refusal.about, "call", refusal.call, "task_id", "", "status", refusal.status,
             "seconds", f"{refusal.seconds:.6f}", "error", refusal.error,
         )  # fmt: skip

@@ -106,7 +106,7 @@ class Journal(Service):
         self._error = ""
         self._silent = False
         #: Not None if the journal has room for requests without a message.
-        self.refusals = Refusals(config, self._keep) if config.most_apart else None
+        self.refusals = Refusals(config, self._keep) if config.most_without_message else None
 
     async def start(self) -> None:
         await self._redis.start()

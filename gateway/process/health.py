@@ -82,7 +82,7 @@ async def report(supervisor: Supervisor, manager: ServiceManager) -> None:
         if manager.watchdog and alive(answers):
             news.append("WATCHDOG=1")
         # What could not be sent is sent again with the next report.
-        if news and manager.tell(*news):
+        if news and manager.notify(*news):
             reported, announced = status, started
         await asyncio.sleep(pause if started else STARTING)
 

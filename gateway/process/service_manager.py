@@ -32,7 +32,7 @@ class ServiceManager:
         ours = environment.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         return cls(address, int(microseconds) / 1e6 if ours and microseconds.isdigit() else 0.0)
 
-    def tell(self, *assignments: str) -> bool:
+    def notify(self, *assignments: str) -> bool:
         """Send `assignments` such as ``READY=1`` together; tell whether they were sent.
 
         It never waits. The first of several errors is logged.
@@ -56,4 +56,4 @@ class ServiceManager:
     def reloading(self) -> None:
         """Say that a reload has begun; ``READY=1`` ends it."""
         microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self.tell("RELOADING=1", f"MONOTONIC_USEC={microseconds}")
+        self.notify("RELOADING=1", f"MONOTONIC_USEC={microseconds}")

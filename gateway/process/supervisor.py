@@ -76,7 +76,7 @@ class Supervisor:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; a second one kills the children immediately."""
         await self._stopping.wait()
-        self._manager.tell("STOPPING=1", "STATUS=draining")
+        self._manager.notify("STOPPING=1", "STATUS=draining")
         for child in self.children:
             child.end()
         # The children close them as well. From now on connections are refused, so no request can be
@@ -173,7 +173,7 @@ class Supervisor:
                 return
             self._manager.reloading()
             await self._replace()
-            self._manager.tell("READY=1")
+            self._manager.notify("READY=1")
 
     async def _replace(self) -> None:
         """Replace all children when as many new ones are ready; otherwise nothing changes.
@@ -194,9 +194,11 @@ class Supervisor:
         for name, value in bound.items():
             if getattr(config, name) != value:
                 log.warning("%s stays %s: it changes only with a restart", name, value)
-        given = config.model_fields_set - bound.keys() | self.config.model_fields_set & bound.keys()
+        names_set = (
+            config.model_fields_set - bound.keys() | self.config.model_fields_set & bound.keys()
+        )
         config = config.model_copy(update=bound)
-        config.model_fields_set.intersection_update(given)
+        config.model_fields_set.intersection_update(names_set)
         if "routes" in self.config.model_fields_set - config.model_fields_set:
             # As of a file that is being written: each sender would be answered with a 404.
             log.error(

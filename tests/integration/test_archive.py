@@ -28,7 +28,7 @@ from gateway.admin.pages.view import View
 from gateway.answer import Answer
 from gateway.archive.archiver import Archiver
 from gateway.archive.database import Database
-from gateway.archive.erasing import Text
+from gateway.archive.erasing import SoughtText
 from gateway.archive.reading import reading
 from gateway.archive.tables import DELIVERIES, row
 from gateway.claims.claim import dump, dump_end
@@ -274,7 +274,7 @@ def test_the_same_texts_are_found_and_erased_in_journal_and_archive(config):
         word = words[number % len(words)]
         part = word[begin % len(word) :]
         for text in {part, part.upper(), part.lower(), part.casefold(), other}:
-            wanted, is_about = Filter(text=text), Text(text).is_about
+            wanted, is_about = Filter(text=text), SoughtText(text).is_about
             pages = database.pages(wanted, "")
             expected = [each.id for each in reversed(entries) if wanted.takes(each)]
             assert [each.id for page in pages for each in page] == expected

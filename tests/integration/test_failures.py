@@ -391,7 +391,7 @@ async def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
     config, metrics = notify("slack", "http://127.0.0.1:9"), Metrics(routes=["/"])
     async with started(ProcessStore(config)) as store:
         notifier = telling.Notifier(config, store, metrics)
-        notifier.tell()
+        notifier.send_news()
         await eventually(lambda: "failures cannot be told" in caplog.text)
         await notifier.stop()
     assert metrics.get(telling.FAILED) == 0
@@ -411,7 +411,7 @@ async def test_a_message_that_cannot_be_noted_is_not_sent_again_at_once(client, 
 
         # when it is told, and is to be told a second later,
         for _ in range(2):
-            notifier.tell()
+            notifier.send_news()
             await asyncio.wait([notifier._task])
 
         # then one message was sent.

@@ -172,9 +172,9 @@ class Guarded(RequestHandler):
         elif isinstance(error, HTTPError):
             kind, detail = "bad-request", error.log_message or error.reason or "malformed"
         self.set_status(status)
-        self.tell(status, kind, detail)
+        self.answer_error(status, kind, detail)
 
-    def tell(self, status: int, kind: str, detail: str) -> None:
+    def answer_error(self, status: int, kind: str, detail: str) -> None:
         """Answer with an error."""
         self.set_header("Content-Type", "application/problem+json")
         problem = Problem(

@@ -54,8 +54,8 @@ class Wanted(Parameters):
         return text
 
     def filter(self) -> Filter:
-        given = {name: getattr(self, name) for name in PARTS}
-        return Filter(**{name: PARTS[name].read(text) for name, text in given.items() if text})
+        texts = {name: getattr(self, name) for name in PARTS}
+        return Filter(**{name: PARTS[name].read(text) for name, text in texts.items() if text})
 
 
 class PageWanted(Wanted):
@@ -168,10 +168,10 @@ class Delivery(BaseModel):
     @classmethod
     def of(cls, entry: Entry, **more: Any) -> Self:
         """Make it from an entry of the journal; `more` are further fields."""
-        given = entry.delivery.get
-        known = {name: getattr(entry, name, given(name, "")) for name in cls.model_fields}
-        empty = {name: known[name] or None for name in ("status", "attempts", "request")}
-        return cls(**{**known, **empty, "gone": entry.status == GONE, **more})
+        delivery = entry.delivery
+        values = {name: getattr(entry, name, delivery.get(name, "")) for name in cls.model_fields}
+        empty = {name: values[name] or None for name in ("status", "attempts", "request")}
+        return cls(**{**values, **empty, "gone": entry.status == GONE, **more})
 
 
 class TaskCall(BaseModel):

@@ -255,7 +255,7 @@ class View(Guarded):
             "view": self,
         }  # fmt: skip
 
-    def tell(self, status: int, kind: str, detail: str) -> None:
+    def answer_error(self, status: int, kind: str, detail: str) -> None:
         if self.request.method == "POST":
             self.finish({"type": kind, "detail": detail})
             return
