@@ -82,12 +82,12 @@ def admin_server(
     supervisor: Supervisor, history: History, gateways: Gateways, sockets: list[socket.socket]
 ) -> HTTPServer:
     """Serve the admin pages on `sockets`, which are bound and listening."""
-    known = {"supervisor": supervisor, "gateways": gateways}
+    arguments = {"supervisor": supervisor, "gateways": gateways}
     parent = supervisor, history, gateways
     routes = [
-        ("/healthz", Health, known),
-        ("/readyz", Readiness, known),
-        ("/metrics", Exposition, known),
+        ("/healthz", Health, arguments),
+        ("/readyz", Readiness, arguments),
+        ("/metrics", Exposition, arguments),
         ("/api/.*", _Later("gateway.admin.api.handlers", *parent)),
         ("/.*", _Later("gateway.admin.pages.handlers", *parent)),
     ]
@@ -103,14 +103,14 @@ def _application(routes: list[Any]) -> Application:
 class _Later(Router):
     """Loads handlers with the first request to them: they are most of what the parent loads."""
 
-    def __init__(self, module: str, *known: object):
-        self._module, self._known = module, known
+    def __init__(self, module: str, *arguments: object):
+        self._module, self._arguments = module, arguments
         self._application: Application | None = None
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         if self._application is None:
             routes = import_module(self._module).routes
-            self._application = _application(routes(*self._known))
+            self._application = _application(routes(*self._arguments))
         return self._application.find_handler(request, **kwargs)
 
 

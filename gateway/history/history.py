@@ -63,7 +63,7 @@ class History:
         self.starts: list[tuple[float, str]] = []
 
     @property
-    def known(self) -> list[str]:
+    def known_routes(self) -> list[str]:
         """The paths of the present routes, and of those that are counted apart still."""
         return list(dict.fromkeys([*self._paths(), *self.routes]))
 
@@ -86,8 +86,8 @@ class History:
         later = 0.0
         for metric, labels, more in self._grown():
             if metric == REQUESTS and (len(labels), len(more)) == _SHAPE:  # as in this version
-                known = grown.get(labels)
-                grown[labels] = [*map(add, known, more)] if known else more
+                before = grown.get(labels)
+                grown[labels] = [*map(add, before, more)] if before else more
             elif metric == LATE and labels[-1] == "accepted" and labels[0] != "succeeded":
                 later += more[0]
         rows, paths = {ALL: [0.0] * WIDTH}, self._paths()

@@ -99,7 +99,7 @@ class Guarded(RequestHandler):
         """May the user do what a role may? Who has the token may do all."""
         own = ROLES[ROLES.index(role) :]
         roles = self.config.admin_roles.items()
-        names = [each for name, some in roles if name in own for each in some]
+        names = [each for name, users in roles if name in own for each in users]
         return not self.user or any(glob(each)(self.user) for each in names)
 
     def needs(self, role: str) -> None:
@@ -108,8 +108,8 @@ class Guarded(RequestHandler):
 
     def authorized(self, token: SecretStr) -> bool:
         """Does the request show that its sender has the `token`?"""
-        given = self.request.headers.get("Authorization", "").encode("latin-1")
-        return hmac.compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
+        sent = self.request.headers.get("Authorization", "").encode("latin-1")
+        return hmac.compare_digest(sent, f"Bearer {token.get_secret_value()}".encode())
 
     def needs_journal(self) -> None:
         if not self.config.journal:
@@ -117,15 +117,15 @@ class Guarded(RequestHandler):
 
     def parameters(self, model: type[P], path: dict[str, str]) -> P:
         """Return the request's parameters; raises `APIError` where one is wrong."""
-        given: dict[str, str] = dict(path)
+        values: dict[str, str] = dict(path)
         if "text" in self.request.query_arguments:  # by which a body could be guessed
             self.needs("bodies")
         for name in self.request.query_arguments:
             if name in path or len(self.get_query_arguments(name)) > 1:
                 raise APIError(400, "bad-request", f"{name}: give it once")
-            given[name] = self.get_query_argument(name)
+            values[name] = self.get_query_argument(name)
         try:
-            return model.model_validate(given)
+            return model.model_validate(values)
         except ValidationError as exc:
             problems = explain(exc, model, field="parameter")
             raise APIError(400, "bad-request", "; ".join(problems)) from None
@@ -133,8 +133,8 @@ class Guarded(RequestHandler):
     def audit(self, what: str, **about: object) -> None:
         """Note in the log who does this, and to what; empty values are left out."""
         # The token is one for all who may ask.
-        known = self.user or ("token" if self.config.admin_token is not None else "no token")
-        audit.note(what, f"{self.request.remote_ip} ({known})", **about)
+        who = self.user or ("token" if self.config.admin_token is not None else "no token")
+        audit.note(what, f"{self.request.remote_ip} ({who})", **about)
 
     async def run(self, operation: Operation, subject: Any, path: Sequence[str]) -> BaseModel:
         """Do what an operation does, and note in the log who asks; `path` has its `id`, if any."""
@@ -144,8 +144,8 @@ class Guarded(RequestHandler):
         if operation.audited == LOOK:
             self.needs("bodies")
         if operation.audited:
-            given = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
-            self.audit(operation.audited, **given)
+            values = {k: v for k, v in wanted.model_dump().items() if v not in ("", None, False)}
+            self.audit(operation.audited, **values)
         return await operation.run(subject, wanted)
 
     async def served(self, answer: Awaitable[None]) -> None:

@@ -33,10 +33,10 @@ _PROBLEMS = {
 
 
 def routes(
-    supervisor: Supervisor, *known: object
+    supervisor: Supervisor, *objects: object
 ) -> list[tuple[str, type[RequestHandler], dict[str, Any]]]:
-    """Return the API's handlers for Tornado; `known` is what operations ask beside the journal."""
-    subjects = {type(each): each for each in known}
+    """Return the handlers for Tornado; `objects` are what operations ask beside the journal."""
+    subjects = {type(each): each for each in objects}
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.pattern, {})[operation.method] = operation
@@ -44,8 +44,8 @@ def routes(
         (DOCUMENT, Document, {"supervisor": supervisor}),
     ]
     for pattern, operations in by_path.items():
-        given = {"supervisor": supervisor, "operations": operations, "subjects": subjects}
-        found.append((pattern, Call, given))
+        arguments = {"supervisor": supervisor, "operations": operations, "subjects": subjects}
+        found.append((pattern, Call, arguments))
     found.append(("/api/.*", Unknown, {"supervisor": supervisor}))
     return found
 

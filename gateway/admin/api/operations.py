@@ -194,8 +194,8 @@ async def _known(reader: Reader, delivery_id: str) -> Entry:
 
 async def get_history(history: History, wanted: schema.HistoryWanted) -> schema.Past:
     """Return rates, statuses and latencies of the past."""
-    if wanted.route not in (ALL, OTHERS, *history.known):
-        routes = ", ".join([*history.known, OTHERS])
+    if wanted.route not in (ALL, OTHERS, *history.known_routes):
+        routes = ", ".join([*history.known_routes, OTHERS])
         raise APIError(404, "not-found", f"there is no such route; there are {routes}")
     return schema.Past.of(wanted, history.read(wanted.range, wanted.route), history.routes)
 

@@ -84,16 +84,16 @@ class Asked:
 
     async def recent(self) -> Look | None:
         """Return what was told last, if anything was; wait for an answer for a moment only."""
-        known = self._last
+        last = self._last
         with suppress(TimeoutError):
             async with asyncio.timeout(_MOMENT):
                 return await self.look()
-        return known
+        return last
 
     async def look(self) -> Look:
         found = self._last = await self._looks.get()
-        known = {name: each for name, each in self.seen.items() if found.at - each[0] < _KNOWN}
-        self.seen = known | {name: (found.at, each) for name, each in found.workers.items()}
+        recent = {name: each for name, each in self.seen.items() if found.at - each[0] < _KNOWN}
+        self.seen = recent | {name: (found.at, each) for name, each in found.workers.items()}
         return found
 
 
@@ -142,7 +142,7 @@ async def _inspect(connection: TurnConnection, config: Config, found: Look) -> N
         channel = await ReplyChannel(await broker.open_channel(connection)).open()
         deadline = asyncio.get_running_loop().time() + _PATIENCE / 2
         consumers = {queue: many for queue, (_, many) in found.queues.items()}
-        answers = await ask(channel, lambda told: (told.complete(consumers), False), deadline)
+        answers = await ask(channel, lambda so_far: (so_far.complete(consumers), False), deadline)
         found.workers = answers.workers
     except ChannelClosedByBroker as exc:
         found.unasked = f"the account may not ask them: {exc.reply_text}"

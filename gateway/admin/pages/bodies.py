@@ -116,9 +116,9 @@ def _dumped(encoded: str) -> tuple[list[str], int | None]:
         return [encoded], None
     found = []
     for at in range(0, min(len(data), _BYTES), 16):
-        some = data[at : at + 16]
-        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in some)
-        found.append(f"{at:06x}  {some.hex(' '):47}  {plain}")
+        row = data[at : at + 16]
+        plain = "".join(chr(each) if 32 <= each < 127 else "." for each in row)
+        found.append(f"{at:06x}  {row.hex(' '):47}  {plain}")
     return found, len(data)
 
 

@@ -116,7 +116,7 @@ def body(left: Sequence[str], right: Sequence[str]) -> list[Row]:
 
     ``name`` is the number of the line; "…" stands for lines that are the same.
     """
-    left, right = ([line[:_WIDE] for line in some[:_LINES]] for some in (left, right))
+    left, right = ([line[:_WIDE] for line in side[:_LINES]] for side in (left, right))
     found: list[Row] = []
     for group in SequenceMatcher(None, left, right).get_grouped_opcodes(_AROUND):
         if group[0][1] or group[0][3]:

@@ -70,7 +70,7 @@ class Deliveries(View):
         shown: dict[str, Any] = {
             "about": about, "before": wanted.before, "commands": (), "filters": filters,
             "kept": kept, "parts": PARTS, "states": states.STATES, "tabs": TABS,
-            "tab": next((name for name, _, some in TABS if some == wanted.state), ""),
+            "tab": next((name for name, _, takes in TABS if takes == wanted.state), ""),
         }  # fmt: skip
         if not kept:
             return shown
@@ -148,8 +148,8 @@ def _drawn(view: View, chosen: Filter, found: Sequence[Entry], more: bool) -> di
         return {"counts": None, "histogram": (), "more": False, "seen": 0}
     found_states = Counter(entry.state for entry in found)
     counts = {
-        name: sum(found_states[each] for each in some.split(",")) if some else len(found)
-        for name, _, some in TABS
+        name: sum(found_states[each] for each in takes.split(",")) if takes else len(found)
+        for name, _, takes in TABS
     }
     times = [datetime.fromisoformat(each.delivery["received_at"]).timestamp() for each in found]
     end = chosen.until.timestamp() if chosen.until else time()

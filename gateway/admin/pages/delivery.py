@@ -288,7 +288,7 @@ def sent(entry: Entry) -> tuple[dict[str, str], Any]:
 def facts(entry: Entry, bodies: bool) -> dict[str, str]:
     """Return what is known beside the call; what was sent in a query only with `bodies`."""
     delivery = entry.delivery
-    known = {
+    facts = {
         "Id": entry.id,
         "Edited copy of": entry.edited_from,
         "Source": delivery.get("source", ""),
@@ -304,4 +304,4 @@ def facts(entry: Entry, bodies: bool) -> dict[str, str]:
         "Trace": delivery.get("traceparent", ""),
         "Redacted": ", ".join(entry.redacted),
     }
-    return {name: value for name, value in known.items() if value}
+    return {name: value for name, value in facts.items() if value}

@@ -210,7 +210,7 @@ def summed(lines: Sequence[Line]) -> dict[str, Any]:
         for name in ("p50", "p99")
     }
     return worst | {
-        "rate": rate, "rates": [sum(filter(None, some)) for some in points] or [0.0],
+        "rate": rate, "rates": [sum(filter(None, point)) for point in points] or [0.0],
         "usual": dict.fromkeys(("rate", "share", "failed")), "failed": float(bad),
         "share": max(1 - bad / received, 0.0) if received else None,
         "fails": any(each.failed for each in lines),
@@ -276,8 +276,8 @@ def _plots(slots: Sequence[Slot]) -> dict[str, Any]:
     slow = max(filter(None, p99), default=0.0)
     minutes = [slot.seconds / 60 or 1.0 for slot in slots]
     counts = [
-        (kind, [many / minute for many, minute in zip(some, minutes, strict=True)])
-        for kind, some in (
+        (kind, [many / minute for many, minute in zip(numbers, minutes, strict=True)])
+        for kind, numbers in (
             ("bad", [slot.failed for slot in slots]),
             ("warn", [slot.refused for slot in slots]),
         )

@@ -42,13 +42,13 @@ class Routes(View):
         look = await self.shared.asked.look()
         rows = []
         for number, route in enumerate(config.routes):
-            known = [look.queues[name] for name in route.queue_names if name in look.queues]
+            counts = [look.queues[name] for name in route.queue_names if name in look.queues]
             missing = sorted(look.missing.intersection(route.queue_names))
             rows.append({
                 "id": number, "route": route, "answers": answers.get(route.path), "scheme":
                 config.sources[route.source].scheme if route.source else "",
-                "waiting": sum(waiting for waiting, _ in known) if known else None,
-                "consumers": sum(many for _, many in known) if known else None,
+                "waiting": sum(waiting for waiting, _ in counts) if counts else None,
+                "consumers": sum(many for _, many in counts) if counts else None,
                 "missing": missing, "queues": [(each, look.queues.get(each)) for each in
                 route.queue_names],
             })  # fmt: skip
@@ -79,7 +79,7 @@ def stages(config: Config, entries: Iterable[Entry]) -> list[Stage]:
         for event in () if entry.request else chain(*timeline(config, entry)):
             if event.at and not event.name.startswith("Sent"):  # by a person, at any time
                 seconds[event.name].append(event.at - event.since)
-    return [Stage(name, len(some), median(some), max(some)) for name, some in seconds.items()]
+    return [Stage(name, len(times), median(times), max(times)) for name, times in seconds.items()]
 
 
 def settings(model: BaseModel, without: set[str]) -> list[tuple[str, str, bool, bool]]:

@@ -53,11 +53,11 @@ async def _redis(config: Config) -> dict[str, Any]:
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     info = {name: value for name, _, value in pairs}
-    known, fields = numbers(answer), {
+    values, fields = numbers(answer), {
         "used": "used_memory", "most": "maxmemory", "evicted": "evicted_keys",
         "replicas": "connected_slaves",
     }  # fmt: skip
-    found |= {name: known.get(field, 0) for name, field in fields.items()}
+    found |= {name: values.get(field, 0) for name, field in fields.items()}
     policy, role = info.get("maxmemory_policy", ""), info.get("role", "")
     return {**found, "about": product(info), "policy": policy, "role": role}
 

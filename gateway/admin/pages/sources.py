@@ -153,7 +153,7 @@ def others(found: Sequence[Entry]) -> list[Other]:
     for entry in found:
         if _type(entry) in NEXT and entry.request:
             kinds[entry.path, _type(entry)].append(entry)
-    rows = [Other(len(some), some[0], NEXT[type_]) for (_, type_), some in kinds.items()]
+    rows = [Other(len(alike), alike[0], NEXT[type_]) for (_, type_), alike in kinds.items()]
     return sorted(rows, key=lambda row: -row.many)[:_OTHERS]
 
 

@@ -228,8 +228,8 @@ class View(Guarded):
     @property
     def range(self) -> str:
         """The chosen one of `RANGES`."""
-        given = self.get_query_argument("range", "6h")
-        return given if given in RANGES else "6h"
+        wanted = self.get_query_argument("range", "6h")
+        return wanted if wanted in RANGES else "6h"
 
     def link(self, path: str | None = None, **changed: str) -> str:
         """Return the URL of a page; without a `path` this one, with some parameters changed.
@@ -305,8 +305,8 @@ class File(View):
         content, digest = _static(path[0])
         self.set_header("Content-Type", f"{self._TYPES[file.suffix]}; charset=utf-8")
         # Pages name the digest, so that a browser asks for each version once only.
-        known = self.request.query == digest
-        self.set_header("Cache-Control", "max-age=31536000, immutable" if known else "no-cache")
+        versioned = self.request.query == digest
+        self.set_header("Cache-Control", "max-age=31536000, immutable" if versioned else "no-cache")
         self.finish(content)
 
     head = get
