@@ -184,8 +184,8 @@ def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> None:
     """End the process, as no option of the `command` has these names; exit code 2."""
     options = [option for action in command._actions for option in action.option_strings]
-    given, lists = unknown[0].partition("=")[0], f"`{command.prog} --help` lists what there is"
-    hint = meant(given, options, lists)
+    option, lists = unknown[0].partition("=")[0], f"`{command.prog} --help` lists what there is"
+    hint = meant(option, options, lists)
     command.exit(2, f"{command.prog}: unrecognized arguments: {' '.join(unknown)}; {hint}\n")
 
 
@@ -204,11 +204,11 @@ def command_line(names: Iterable[str]) -> argparse.ArgumentParser:
     # `main` has read it already where it comes first.
     parser.add_argument("--version", action="store_true", help="print it; --plugins: list plugins")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    known = [name for name in names if name[:1] != "-" and name in COMMANDS]
-    for name in [*COMMANDS.own, *(name for name in known if name not in COMMANDS.own)]:
+    chosen = [name for name in names if name[:1] != "-" and name in COMMANDS]
+    for name in [*COMMANDS.own, *(name for name in chosen if name not in COMMANDS.own)]:
         summary = COMMANDS[name].summary()
         command = commands.add_parser(name, help=summary, description=summary)
-        if name in known:
+        if name in chosen:
             module = COMMANDS[name].load()
             with COMMANDS[name].named():
                 module.options(command)

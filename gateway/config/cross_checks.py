@@ -143,11 +143,11 @@ def _tasks(routes: Sequence[Route]) -> Iterator[tuple[str, str, TaskSettings]]:
 def _different(kinds: Iterable[tuple[str, str, str, object]], names: str) -> Iterator[str]:
     """Yield the queues that have several kinds; each is there with a path, a place and a kind."""
     declared: dict[str, tuple[str, str, object]] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     for queue, path, place, kind in kinds:
         first_path, first, other = declared.setdefault(queue, (path, place, kind))
-        if other != kind and queue not in told:
-            told.add(queue)
+        if other != kind and queue not in reported:
+            reported.add(queue)
             yield (
                 f"{place}: the queue {queue} has other values of {names} than in {first} "
                 f"(path {first_path}); make them the same"

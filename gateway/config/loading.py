@@ -112,8 +112,8 @@ def read_sources(
     Raises `ConfigError` where the file cannot be read, and where a source has no known scheme.
     """
     file = _read(environ, path)
-    given = environ.get(f"{_NAME}PUBLIC_URL") or file.get("public_url", "")
-    public_url = read_secrets(given, "public_url", environ)
+    url = environ.get(f"{_NAME}PUBLIC_URL") or file.get("public_url", "")
+    public_url = read_secrets(url, "public_url", environ)
     sources = file.get("sources", {})
     tables = sources.values() if isinstance(sources, dict) else [sources]
     if not isinstance(public_url, str) or not all(map(is_known, tables)):
@@ -159,18 +159,18 @@ def unknown_variables(environ: Mapping[str, str], path: Path | None) -> dict[str
     read.
     """
     settings = (name.upper() for name in Config.model_fields if name not in _TABLES)
-    known = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
+    names = [*settings, *(f"TLS_{name.upper()}" for name in TLS.model_fields), *_OTHERS]
     named: set[str] = set()
     with suppress(ConfigError):  # `load` says what is wrong with the file
         named = named_variables(environ, path)
     found = {}
     for name, text in sorted(environ.items()):
         own = name.removeprefix(_NAME)
-        if own == name or own in known or name in named:
+        if own == name or own in names or name in named:
             continue
         if _SERVICE(name) or text.startswith(_ADDRESS):
             continue
-        near = similar(own.upper(), known)
+        near = similar(own.upper(), names)
         found[name] = _NAME + near if near else ""
     return found
 

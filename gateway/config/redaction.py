@@ -96,14 +96,14 @@ class Redacted:
         self._body, self._hidden_body = body, any(place == "body" for place in self.places)
         self._tokens = [pointer(p.removeprefix("json:")) for p in self.places if p[:5] == "json:"]
         values = [value for _, value in found if not isinstance(value, bytes)]
-        some = list(islice(walk(values), _MOST + 1))
-        leaves = [each for each in some if not isinstance(each, dict | list)]
+        walked = list(islice(walk(values), _MOST + 1))
+        leaves = [each for each in walked if not isinstance(each, dict | list)]
         self._constants = {each for each in leaves if each is None or isinstance(each, bool)}
         self._texts = {str(each) for each in leaves if type(each) in (str, int, float)} - {""}
         self._whole = [value for value in values if isinstance(value, dict | list)]
         work = (len(body) + _PER_TEXT * body.count(b'"')) * len(self._texts)
         long = sum(map(len, self._texts)) > _LONG
-        self._many = len(some) > _MOST or long or work > _WORK
+        self._many = len(walked) > _MOST or long or work > _WORK
         if self._many:  # what was parsed may be many times as large as the body
             self._texts, self._whole = set(), []
 
@@ -176,9 +176,9 @@ class Redacted:
         kept.body = self._redacted_body().encode() if self._body and whole else b""
         return kept
 
-    def is_in(self, given: Answer) -> bool:
+    def is_in(self, answer: Answer) -> bool:
         """Tell whether an answer has one of the values."""
-        text = _lower(given.body.decode(errors="replace") + json.dumps(given.headers))
+        text = _lower(answer.body.decode(errors="replace") + json.dumps(answer.headers))
         return self._many or any(form in text for form in self._forms)
 
     def _redacted_body(self) -> str:

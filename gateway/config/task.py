@@ -313,8 +313,8 @@ class TaskSettings(Model):
 
     @cached_property
     def _special(self) -> bool:
-        some = (self.countdown, self.expires, self.priority)
-        return bool(self.message_headers) or any(each is not None for each in some)
+        rare = (self.countdown, self.expires, self.priority)
+        return bool(self.message_headers) or any(each is not None for each in rare)
 
     @cached_property
     def _options(self) -> MessageOptions:
@@ -490,8 +490,8 @@ def _of_dynamic(task: TaskSettings) -> Iterator[str]:
         )
     if not task.declare:
         yield "declare: dynamic queues are declared on first use; leave it out"
-    if given := sorted(set(_OWN) & task.queue_arguments.keys()):
-        yield f"queue_arguments: {given[0]} of a dynamic queue follows queue_expires"
+    if fixed := sorted(set(_OWN) & task.queue_arguments.keys()):
+        yield f"queue_arguments: {fixed[0]} of a dynamic queue follows queue_expires"
     if re.fullmatch(task.queue_pattern, task.static_queue):
         yield "static_queue: must not fit queue_pattern, as it does not expire"
     if (task.countdown or 0) >= task.queue_expires:

@@ -161,9 +161,9 @@ def check_store(url: str) -> None:
             "sentinel://"
         )
     parts = _parts(url)
-    known = {"sentinel": _OF_STORES["sentinel"]} if sentinel else _OF_STORES
+    allowed = {"sentinel": _OF_STORES["sentinel"]} if sentinel else _OF_STORES
     for part in parts:
-        _check_part(part, known)
+        _check_part(part, allowed)
     if len({name for part in parts if (name := options(part).get("master_name"))}) > 1:
         raise ValueError("has several values of master_name=; give one")
     if sentinel and not secure(url) and (unused := _SECURE.keys() & options(url).keys()):
@@ -185,27 +185,27 @@ def check_archive(url: str) -> None:
         raise ValueError(f"has a character that has to be escaped; {_ESCAPED}")
 
 
-def _check_part(url: str, known: Mapping[str, _Options]) -> None:
-    check(url, known)
-    parts, given = urlsplit(url), _given(url)
+def _check_part(url: str, allowed: Mapping[str, _Options]) -> None:
+    check(url, allowed)
+    parts, query = urlsplit(url), _query(url)
     # What follows may be the rest of a password, so it is not quoted.
     if parts.fragment or "@" in f"{parts.path}{parts.query}":
         raise ValueError(f"has a character that has to be escaped; {_ESCAPED}")
     if not parts.scheme.startswith("amqp") and not _database(parts.path):
         raise ValueError(f"the database after the host has to be a number; {_ESCAPED}")
-    names = [name for name, _ in given]
-    for name, value in given:
-        problem = _problem(name, value, parts.scheme, known[parts.scheme])
+    names = [name for name, _ in query]
+    for name, value in query:
+        problem = _problem(name, value, parts.scheme, allowed[parts.scheme])
         if names.count(name) > 1:
             problem = problem or f"has several values of {name}=; give one"
         if problem:
             raise ValueError(problem)
 
 
-def _problem(name: str, value: str, scheme: str, known: _Options) -> str:
+def _problem(name: str, value: str, scheme: str, allowed: _Options) -> str:
     """Return why an option cannot be used, with the remedy; empty: it can."""
-    if name in known:
-        what, valid = known[name]
+    if name in allowed:
+        what, valid = allowed[name]
         return "" if valid(value) else f"{name}= has to be {what}"
     if not name.isprintable():
         return f"has an option that is no text; {_ESCAPED}"
@@ -213,19 +213,19 @@ def _problem(name: str, value: str, scheme: str, known: _Options) -> str:
         return f"{name}= is not read: write {scheme}://USER:PASSWORD@HOST:PORT/..."
     if name in _SECURE:
         return f"{name}= has no effect on workers in a URL with {scheme}://; {_INSTEAD[scheme]}"
-    return f"gateway and workers do not both know the option {name}=; {meant(name, known)}"
+    return f"gateway and workers do not both know the option {name}=; {meant(name, allowed)}"
 
 
 def options(url: str) -> dict[str, str]:
     """Return the options of a valid URL; of a list of Sentinels those of all its parts."""
-    return {name: value for part in _parts(url) for name, value in _given(part)}
+    return {name: value for part in _parts(url) for name, value in _query(part)}
 
 
 def _parts(url: str) -> list[str]:
     return url.split(";") if url.startswith("sentinel:") else [url]
 
 
-def _given(url: str) -> list[tuple[str, str]]:
+def _query(url: str) -> list[tuple[str, str]]:
     return parse_qsl(urlsplit(url).query)
 
 

@@ -40,7 +40,7 @@ async def run(config: Config, notify: bool = False) -> list[Finding]:
     asyncio.get_running_loop().set_default_executor(_DaemonThreads())
     checks = CHECKS | ({"notify": _notify} if notify else {})
     found = await asyncio.gather(*(_one(name, check, config) for name, check in checks.items()))
-    return sorted((finding for some in found for finding in some), key=_place)
+    return sorted((finding for findings in found for finding in findings), key=_place)
 
 
 async def _one(name: str, check: Check, config: Config) -> list[Finding]:

@@ -90,11 +90,11 @@ def _running(config: Config, answers: Answers) -> Iterator[str]:
 
 def _timeout(config: Config, queues: Collection[str]) -> float:
     """Return the shortest timeout of the `queues` that is known, in seconds."""
-    known = {
+    timeouts = {
         queue: task.queue_arguments.get("x-consumer-timeout")
         for task in config.tasks
         for queue in task.queue_names
     }
-    values = [known.get(queue) for queue in queues]
+    values = [timeouts.get(queue) for queue in queues]
     seconds = (v / 1000 if isinstance(v, int) else CONSUMER_TIMEOUT for v in values)
     return min(seconds, default=CONSUMER_TIMEOUT)

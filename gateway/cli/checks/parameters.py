@@ -25,7 +25,9 @@ class Parameters:
         if not isinstance(function, ast.FunctionDef):
             raise ValueError(text)
         found = function.args
-        only, either = ([each.arg for each in some] for some in (found.posonlyargs, found.args))
+        only, either = (
+            [each.arg for each in arguments] for arguments in (found.posonlyargs, found.args)
+        )
         #: Those of a position, in order; whether there may be any number; and those with a name.
         self.positions = [*only, *either]
         self.rest, self.any_name = found.vararg is not None, found.kwarg is not None
@@ -34,15 +36,15 @@ class Parameters:
         by_name = zip(found.kwonlyargs, found.kw_defaults, strict=True)
         self._defaults |= {each.arg for each, default in by_name if default is not None}
 
-    def problems(self, given: int, names: Sequence[str], sure: Sequence[str]) -> Iterator[str]:
+    def problems(self, positional: int, names: Sequence[str], sure: Sequence[str]) -> Iterator[str]:
         """Say what does not fit of a call with so many arguments, and with those `names`.
 
         `sure` are the names that each call has.
         """
-        if given > len(self.positions) and not self.rest:
+        if positional > len(self.positions) and not self.rest:
             takes = f"at most {len(self.positions)}" if self._defaults else len(self.positions)
-            yield f"it takes {takes} by position, and gets {given}"
-        taken = self.positions[:given]
+            yield f"it takes {takes} by position, and gets {positional}"
+        taken = self.positions[:positional]
         for name in names:
             if name in taken:
                 yield f"it gets `{name}` twice, by position and by name"
@@ -55,19 +57,19 @@ class Parameters:
         lacking = [each for each in needed if each not in there]
         if lacking:
             missing = " and ".join(f"`{name}`" for name in lacking)
-            some = "it" if len(lacking) == 1 else "them"
-            yield f"it needs {missing}, and does not always get {some}"
+            pronoun = "it" if len(lacking) == 1 else "them"
+            yield f"it needs {missing}, and does not always get {pronoun}"
 
 
-def unfit(task: str, routes: Sequence[Route], told: Mapping[str, str]) -> list[Finding]:
+def unfit(task: str, routes: Sequence[Route], signatures: Mapping[str, str]) -> list[Finding]:
     """Return a finding for each call of `task` that does not fit.
 
-    `told` has the task's parameters, each with the name of a worker which has told them.
+    `signatures` has the task's parameters, each with the name of a worker which has told them.
     """
     found = {}
     for route in routes:
         for settings in (route, *route.also):
-            for text, worker in told.items():
+            for text, worker in signatures.items():
                 if settings.task == task and (problems := _problems(settings, text)):
                     about = f"route {route.path}: {'; '.join(problems)} (it is {task}{text})"
                     found[about] = fail(f"task {task}", f"{worker}, {about}", _remedy(settings))

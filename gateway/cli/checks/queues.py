@@ -94,11 +94,11 @@ def judge(
     Where a queue has no worker, one with a similar name is named: of those that the routes name and
     that exist, and of those `consumed` by workers. The broker does not list its queues over AMQP.
     """
-    known = {queue for queue, it in inspected.items() if it.seen} | set(consumed)
+    existing = {queue for queue, it in inspected.items() if it.seen} | set(consumed)
     return [
         finding
         for task, names in grouped(config)
-        for finding in _judge(config, task, {name: inspected[name] for name in names}, known)
+        for finding in _judge(config, task, {name: inspected[name] for name in names}, existing)
     ]
 
 
@@ -161,10 +161,10 @@ async def _is_quorum(connection: TurnConnection, queue: str, task: TaskSettings)
 
 
 def _judge(
-    config: Config, task: TaskSettings, inspected: dict[str, Inspected], known: set[str]
+    config: Config, task: TaskSettings, inspected: dict[str, Inspected], existing: set[str]
 ) -> list[Finding]:
     """Return the findings about queues of `task`: one for all queues that have the same problem."""
-    routes, start = _routes(config, inspected), _start(task, list(inspected), known)
+    routes, start = _routes(config, inspected), _start(task, list(inspected), existing)
     seen = {queue: it.seen for queue, it in inspected.items() if it.seen}
     idle = {queue: it for queue, it in seen.items() if not it.consumers}
     found = []
@@ -172,17 +172,17 @@ def _judge(
     for queue, it in inspected.items():
         if it.refusal:
             refused.setdefault((queue in seen, it.refusal.reply_code), {})[queue] = it.refusal
-    for (exists, _), some in refused.items():
+    for (exists, _), alike in refused.items():
         if exists:
-            found += _other(task, some)
+            found += _other(task, alike)
         else:
-            found.append(_refused(start, some, routes))
+            found.append(_refused(start, alike, routes))
     if idle:
         these = "them" if len(idle) > 1 else "it"
         waiting = f", with {_waiting(idle)}" if any(it.messages for it in idle.values()) else ""
         problem = f"no worker consumes {these}{waiting}; {routes} {these}"
         quorum = any(inspected[queue].quorum for queue in idle)
-        start = _start(task, list(inspected), known, f", and type: gateway check {DELETE} {{}}")
+        start = _start(task, list(inspected), existing, f", and type: gateway check {DELETE} {{}}")
         found.insert(0, fail(f"queue {ranged(idle)}", problem, start + _STOCK * quorum))
     well = {queue: it for queue, it in seen.items() if queue not in idle}
     if task.countdown and (by_default := [queue for queue in well if inspected[queue].quorum]):
@@ -212,8 +212,8 @@ def how_to_start(queues: Iterable[str], fair: str) -> str:
     return f"{text}, with GATEWAY_FAIR_QUEUES={fair}" if fair else text
 
 
-def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = "") -> str:
-    """Return the remedy for queues without a worker; `known` are queues that exist.
+def _start(task: TaskSettings, names: list[str], existing: set[str], remove: str = "") -> str:
+    """Return the remedy for queues without a worker; `existing` are queues that exist.
 
     `remove` says how to remove a queue that was created by a typing error.
     """
@@ -221,7 +221,7 @@ def _start(task: TaskSettings, names: list[str], known: set[str], remove: str = 
     text = how_to_start(own, fair)
     if fair and not task.queues:
         text += f" or appserver.setup(app, fair={{{task.queue!r}: {task.fair_queues}}})"
-    others = {fair_name_of(name) for name in known - set(task.queue_names)} - set(own)
+    others = {fair_name_of(name) for name in existing - set(task.queue_names)} - set(own)
     near = similar(own[0], sorted(others))
     text = f"start a worker: {text}"
     if near:

@@ -86,14 +86,14 @@ def events(config: Config) -> Iterator[Finding]:
         if route.source is None:
             continue
         source = config.source(route.source)
-        if (known := source.events) is None:
+        if (names := source.events) is None:
             continue
         # A delivery whose event cannot be read has none.
         unknown = [
-            each for each in _events(route) if not any(overlap(each, e) for e in ("", *known))
+            each for each in _events(route) if not any(overlap(each, e) for e in ("", *names))
         ]
         if unknown:
-            yield _unknown_events(route, source.options.scheme, unknown, known)
+            yield _unknown_events(route, source.options.scheme, unknown, names)
 
 
 def _events(route: Route) -> Iterator[str]:
@@ -103,19 +103,19 @@ def _events(route: Route) -> Iterator[str]:
 
 
 def _unknown_events(
-    route: Route, scheme: str, unknown: list[str], known: tuple[str, ...]
+    route: Route, scheme: str, unknown: list[str], names: tuple[str, ...]
 ) -> Finding:
     check = f"route {route.path}"
-    if not known:
+    if not names:
         problem = f"deliveries of {route.source} ({scheme}) have no event: it takes none"
         return warn(check, problem, f"leave out events{_HMAC if scheme == 'hmac' else ''}")
     problem = f"{scheme} has no events {listed(unknown)} that the gateway knows of"
-    near = [each for text in unknown if (each := similar(text, _forms(known)))]
+    near = [each for text in unknown if (each := similar(text, _forms(names)))]
     hint = f"did you mean {listed(near)}? " if near else ""
     remedy = f"{hint}{described(scheme)} says what an event is; others are ignored"
     return warn(check, problem, remedy)
 
 
-def _forms(known: tuple[str, ...]) -> list[str]:
+def _forms(names: tuple[str, ...]) -> list[str]:
     """Return the names of events, and the pattern of each kind of events, as in `orders/*`."""
-    return [*known, *{f"{kind[0]}*" for each in known if (kind := _kind(each))}]
+    return [*names, *{f"{kind[0]}*" for each in names if (kind := _kind(each))}]

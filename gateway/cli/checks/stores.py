@@ -271,8 +271,8 @@ async def asking(
         found.append(fail(name, problem, f"start it, or correct {setting}"))
     except (RedisError, StoreError, OSError) as exc:
         # Sentinel's error continues with a list of all settings.
-        kind, said = type(exc).__name__, server.described(exc).partition(" : <")[0]
-        known = f"{kind}: {said}"
-        remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, known))
-        said += await what_answers(url)
-        found.append(fail(name, said, remedy.format(setting)))
+        kind, problem = type(exc).__name__, server.described(exc).partition(" : <")[0]
+        error = f"{kind}: {problem}"
+        remedy = next(remedy for words, remedy in _REMEDIES.items() if re.search(words, error))
+        problem += await what_answers(url)
+        found.append(fail(name, problem, remedy.format(setting)))

@@ -51,8 +51,8 @@ async def same_servers(config: Config, servers: Iterable[Server]) -> dict[Server
     clients = [Redis(host=host, port=port, protocol=2) for host, port in names]
     runs = await asyncio.gather(_run(result_store.connect(config)), *map(_run, clients))
     own, *others = runs
-    known = zip(names, others, strict=True)
-    return {name: own == other if own and other else None for name, other in known}
+    pairs = zip(names, others, strict=True)
+    return {name: own == other if own and other else None for name, other in pairs}
 
 
 async def _run(client: Redis) -> str:

@@ -76,10 +76,10 @@ def judge(config: Config, seen: Mapping[str, Seen], answers: Answers) -> list[Fi
         ]
     found = []
     for _, names in grouped(config):
-        some = {name: seen[name].consumers for name in names if name in seen}
-        if silent := sum(answers.silent(*each) for each in some.items()):
-            consumers = counted(sum(some.values()), "consumer")
-            problem = f"{silent} of {consumers} of {ranged(some)} did not answer"
+        counts = {name: seen[name].consumers for name in names if name in seen}
+        if silent := sum(answers.silent(*each) for each in counts.items()):
+            consumers = counted(sum(counts.values()), "consumer")
+            problem = f"{silent} of {consumers} of {ranged(counts)} did not answer"
             found.append(warn("workers", f"{problem}: {_SILENT}, or no Celery workers", _RESTART))
     consumed = {queue for queue, it in seen.items() if it.consumers}
     found = found or [_well(answers)]
@@ -100,8 +100,8 @@ def judge_tasks(
             yield _elsewhere(task, queues, answers)
         elif problem := _lacking(task, queues, answers):
             yield fail(f"task {task}", problem, _correction(task, answers))
-        elif some := unfit(task, config.routes, _parameters(task, answers)):
-            yield from some
+        elif findings := unfit(task, config.routes, _parameters(task, answers)):
+            yield from findings
         else:
             yield ok(f"task {task}")
 
@@ -202,8 +202,8 @@ def _parameters(task: str, answers: Answers) -> dict[str, str]:
 
 
 def _correction(task: str, answers: Answers) -> str:
-    known = _known(answers)
-    near = "" if task in known else similar(task, known)
+    tasks = _all_tasks(answers)
+    near = "" if task in tasks else similar(task, tasks)
     hint = f"did you mean {near}? Otherwise " if near else ""
     return (
         f"{hint}import its module in their app (include=[...]), or correct `task` or `queue` in "
@@ -215,7 +215,7 @@ def _lacking(task: str, queues: list[str], answers: Answers) -> str:
     """Return why not all workers of the `queues` can run `task`; empty: they can."""
     holders = _holders(task, answers)
     if not holders:
-        return f"no worker has it; they have {listed(_known(answers)) or 'none'}"
+        return f"no worker has it; they have {listed(_all_tasks(answers)) or 'none'}"
     problems, lacking = [], dict[tuple[str, ...], list[str]]()
     for queue in queues:
         without = sorted(answers.consuming(queue) - set(holders))
@@ -223,9 +223,9 @@ def _lacking(task: str, queues: list[str], answers: Answers) -> str:
             lacking.setdefault(tuple(without), []).append(queue)
     if idle := [queue for queue in queues if not answers.consuming(queue)]:
         problems.append(f"no worker that answers consumes {ranged(idle)}")
-    for names, some in lacking.items():
+    for names, consumed in lacking.items():
         lack = "lacks" if len(names) == 1 else "lack"
-        problems.append(f"{listed(names)} on {ranged(some)} {lack} it")
+        problems.append(f"{listed(names)} on {ranged(consumed)} {lack} it")
     have = "has" if len(holders) == 1 else "have"
     return f"{', '.join(problems)}; {listed(holders)} {have} it" if problems else ""
 
@@ -234,5 +234,5 @@ def _holders(task: str, answers: Answers) -> list[str]:
     return sorted(name for name, each in answers.workers.items() if task in (each.tasks or ()))
 
 
-def _known(answers: Answers) -> list[str]:
+def _all_tasks(answers: Answers) -> list[str]:
     return sorted(set().union(*(each.tasks or set() for each in answers.workers.values())))

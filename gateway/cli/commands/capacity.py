@@ -244,8 +244,8 @@ class Plan:
             raise ConfigError([f"--workers: {problem}; give more, or leave it out"])
         children = self.concurrency if load.pool == "prefork" else 0
         cores = count * self._worker.cores(load.rate / count) + load.rate * self._task
-        known = (self._costs.get(f"memory worker {p}") for p in (load.pool, "threads", "solo"))
-        memory = count * (1 + children) * next(cost.amount for cost in known if cost)
+        costs = (self._costs.get(f"memory worker {p}") for p in (load.pool, "threads", "solo"))
+        memory = count * (1 + children) * next(cost.amount for cost in costs if cost)
         # One for the tasks, and one for the replies of each process that runs them.
         amqp = count * (1 + max(1, children) * self._info.replies)
         redis = count * self.concurrency * (self._info.stored or load.identified > 0)
@@ -346,21 +346,21 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    given = {each.alias: getattr(arguments, name) for name, each in Load.model_fields.items()}
+    texts = {each.alias: getattr(arguments, name) for name, each in Load.model_fields.items()}
     try:
-        load = Load.model_validate({k: text for k, text in given.items() if text is not None})
+        load = Load.model_validate({k: text for k, text in texts.items() if text is not None})
     except ValidationError as exc:
         raise ConfigError(explain(exc, Load, "--")) from exc
-    known = read(SHIPPED) | (read(arguments.measured) if arguments.measured else {})
+    costs = read(SHIPPED) | (read(arguments.measured) if arguments.measured else {})
     parts = ["gateway", "broker", "memory gateway", *["redis"] * properties(load.strategy).stored]
     workers = {f"worker {load.strategy} {pool}" for pool in (load.pool, "threads", "solo")}
-    if workers.isdisjoint(known) or not known.keys() >= {f"{p} {load.strategy}" for p in parts}:
+    if workers.isdisjoint(costs) or not costs.keys() >= {f"{p} {load.strategy}" for p in parts}:
         measure = f"loadtest/run.sh strategies --strategies {load.strategy} --json FILE"
         problem = f"what {load.strategy} costs was not measured yet; run {measure}"
         raise ConfigError([f"--strategy: {problem}, and give --measured FILE"])
-    found = Plan(load, known)
+    found = Plan(load, costs)
     used = {load.strategy, "broker", load.pool, *(["claims"] if load.identified else [])}
-    sources = {name: cost.report for name, cost in known.items() if used & {*name.split()[1:]}}
+    sources = {name: cost.report for name, cost in costs.items() if used & {*name.split()[1:]}}
     if arguments.json:
         plan = {name: value for name, value in vars(found).items() if name[0] != "_"}
         shown = {"load": load.model_dump(), "plan": plan, "reports": sources}

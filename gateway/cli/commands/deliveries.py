@@ -204,16 +204,16 @@ async def _show(arguments: argparse.Namespace, config: Config) -> int:
     args, kwargs = entry.arguments() if entry.call else (None, None)
     request = entry.original()
     call = request._asdict() if request else {"args": args, "kwargs": kwargs}
-    known = {**_known(entry), **call, "task_state": None}
+    facts = {**_values_of(entry), **call, "task_state": None}
     try:
         async for _, outcome in outcomes(config, [entry.task_id]):
-            known["task_state"] = _outcome_text(outcome)
+            facts["task_state"] = _outcome_text(outcome)
     except GatewayError as exc:
         if not config.archive:
             raise
         tell(str(exc))
     form = {} if arguments.json else {"indent": 2}
-    print(_as_json(known, ensure_ascii=False, **form))
+    print(_as_json(facts, ensure_ascii=False, **form))
     return 0
 
 
@@ -359,8 +359,8 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
     well = True
 
     def say(delivery_id: str, text: str, **about: str | None) -> None:
-        known = {"id": delivery_id, **about}
-        line = _as_json(known) if arguments.json else shown(f"{delivery_id} {text}")
+        facts = {"id": delivery_id, **about}
+        line = _as_json(facts) if arguments.json else shown(f"{delivery_id} {text}")
         print(line, flush=True)
 
     async with replaying(config) as replayer:
@@ -389,7 +389,7 @@ async def _publish(config: Config, chosen: Sequence[Entry], arguments: argparse.
 def delivery_line(entry: Entry, as_object: bool = False) -> str:
     """Return a delivery in one line: as JSON, or in columns below `_HEAD`."""
     if as_object:
-        return _as_json(_known(entry))
+        return _as_json(_values_of(entry))
     delivery = entry.delivery
     received = datetime.fromisoformat(delivery["received_at"])
     at = received.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -412,11 +412,11 @@ def _group_line(group: Group, as_object: bool) -> str:
     return shown(_GROUP.format(*columns))
 
 
-def _known(entry: Entry) -> dict[str, Any]:
+def _values_of(entry: Entry) -> dict[str, Any]:
     """Return what is known of a delivery beside its call; ``status`` None: it has no answer."""
-    known = {name: getattr(entry, name) for name in _FIELDS}
-    empty = {name: known[name] or None for name in ("status", "attempts", "request")}
-    return entry.delivery | known | empty
+    values = {name: getattr(entry, name) for name in _FIELDS}
+    empty = {name: values[name] or None for name in ("status", "attempts", "request")}
+    return entry.delivery | values | empty
 
 
 def _outcome_text(outcome: Outcome) -> str:

@@ -105,8 +105,8 @@ class Files:
         before, self._seen = self._seen, self._look()
         if before != self._seen:
             return []
-        told, self._told = self._told, self._seen
-        return sorted({path for path, _ in told.items() ^ self._seen.items()})
+        before, self._told = self._told, self._seen
+        return sorted({path for path, _ in before.items() ^ self._seen.items()})
 
     def _look(self) -> dict[Path, int]:
         times = {}

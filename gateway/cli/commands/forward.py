@@ -28,7 +28,7 @@ from gateway.journal.filter import PARTS, events_of
 from gateway.sources.reading import read_query
 
 ADMIN = "http://127.0.0.1:9464"
-_KNOWN = 10_000  # ids of deliveries that are remembered, so that each is sent once
+_SEEN = 10_000  # ids of deliveries that are remembered, so that each is sent once
 _FILTERS = ("route", "source", "event")
 #: Headers of the original request that belong to its connection.
 _OWN = {
@@ -118,17 +118,17 @@ class API:
             ) from exc
 
     async def kept(
-        self, query: Mapping[str, str], known: Container[str] = ()
+        self, query: Mapping[str, str], seen: Container[str] = ()
     ) -> list[dict[str, Any]]:
         """Return the kept deliveries that `query` takes, the oldest first.
 
-        Only those that are newer than each of the `known` ids.
+        Only those that are newer than each of the `seen` ids.
         """
         found: list[dict[str, Any]] = []
         before: str | None = ""
         while before is not None:
             page = await self.get("deliveries", **query, limit=_PAGE, before=before)
-            new = list(takewhile(lambda each: each["id"] not in known, page["deliveries"]))
+            new = list(takewhile(lambda each: each["id"] not in seen, page["deliveries"]))
             found += new
             before = page["next"] if len(new) == len(page["deliveries"]) else None
         return found[::-1]
@@ -183,7 +183,7 @@ class Forwarder:
         self._api = api
         self._to = to
         #: The ids of the last ones that were sent, or are not to be.
-        self._known: dict[str, None] = {}
+        self._seen: dict[str, None] = {}
 
     async def follow(self, wanted: dict[str, str], since: str) -> None:
         """Send what was kept `since`, if that is given, and then what comes, for ever.
@@ -203,7 +203,7 @@ class Forwarder:
                     begun = True
                     for each in first if since else ():
                         await self._send_new(each)
-                for each in await self._api.kept({}, self._known):
+                for each in await self._api.kept({}, self._seen):
                     self._note([each["id"]])
                     if _is_wanted(each, wanted):
                         await self._send_new(each)
@@ -216,9 +216,9 @@ class Forwarder:
                 await asyncio.sleep(backoff.next())
 
     def _note(self, ids: Iterable[str]) -> None:
-        self._known.update(dict.fromkeys(ids))
-        while len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
+        self._seen.update(dict.fromkeys(ids))
+        while len(self._seen) > _SEEN:
+            del self._seen[next(iter(self._seen))]
 
     async def _send_new(self, delivery: Mapping[str, Any]) -> None:
         """Send a delivery, also if the gateway is away meanwhile; a refused request is none."""
@@ -247,9 +247,9 @@ class Forwarder:
             print(shown(f"{about} not sent: {why}"), flush=True)
             return False
         begun = monotonic()
-        code, said = await self._post(request, delivery["query_string"])
+        code, outcome = await self._post(request, delivery["query_string"])
         took = f"{(monotonic() - begun) * 1e3:,.0f} ms"
-        print(shown(f"{about} {delivery['event']} -> {said} in {took}"), flush=True)
+        print(shown(f"{about} {delivery['event']} -> {outcome} in {took}"), flush=True)
         return 200 <= code < 300
 
     async def _post(self, request: Original, query_string: str) -> tuple[int, str]:

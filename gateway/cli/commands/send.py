@@ -86,7 +86,7 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
         hint += "" if sources else "--config FILE names the file with your sources; "
         hint += "`gateway senders` lists the schemes"
         raise ConfigError([f"--as: {name} is neither a source nor a scheme; {hint}"])
-    values = _given(arguments, os.environ)
+    values = _source_options(arguments, os.environ)
     if name in sources:
         own = {key: value for key, value in sources[name].items() if key not in values}
         values = {**read_secrets(own, f"sources.{name}", os.environ), **values}
@@ -106,7 +106,7 @@ def _source(arguments: argparse.Namespace, url: str) -> Source:
     return of(chosen)(chosen, public_url or f"{parts.scheme}://{parts.netloc}")
 
 
-def _given(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+def _source_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the source's options that were given on the command line."""
     pairs = {"aes_key": arguments.aes_key, "receive_id": arguments.receive_id}
     for text in arguments.option:
@@ -158,12 +158,12 @@ def _read(text: str) -> bytes:
         raise ConfigError([f"--data: {text[1:]} cannot be read: {exc.strerror}"]) from exc
 
 
-def _compare(flag: str, given: str, name: str, found: str) -> None:
+def _compare(flag: str, value: str, name: str, found: str) -> None:
     """Print a warning if the flag's value, if any, is not in what was `found`."""
-    if given not in found:
+    if value not in found:
         has = f"the {name} of this delivery is {found}" if found else f"this delivery has no {name}"
         why = "the source reads it elsewhere, or not at all"
-        tell(f"{flag} {given}: {has}, as {why}")
+        tell(f"{flag} {value}: {has}, as {why}")
 
 
 def _verify(source: Source, outgoing: Outgoing, now: float) -> Verified | None:
@@ -247,9 +247,9 @@ def _opened(body: bytes, source: Source) -> bytes | None:
     if not reply.get("encrypt"):
         return None
     query = {"timestamp": reply.get("timestamp"), "nonce": reply.get("nonce")}
-    given = reply.get("msgsignature") or reply.get("msg_signature")
+    signature = reply.get("msgsignature") or reply.get("msg_signature")
     try:
-        opened = MessageCrypto(source.options).open(given, query, reply.get("encrypt"))
+        opened = MessageCrypto(source.options).open(signature, query, reply.get("encrypt"))
     except Unverified as exc:
         raise GatewayError("the reply's signature is wrong, or it cannot be decrypted") from exc
     return opened.message

@@ -117,9 +117,9 @@ async def _keys(config: Config, store: StateStore) -> dict[str, list[bytes]]:
 
 async def _forget(store: StateStore, keys: list[bytes]) -> str:
     for first in range(0, len(keys), _AT_ONCE):
-        some = keys[first : first + _AT_ONCE]
+        batch = keys[first : first + _AT_ONCE]
         try:
-            await asyncio.gather(*(store.run("UNLINK", key) for key in some))
+            await asyncio.gather(*(store.run("UNLINK", key) for key in batch))
         except StoreError as exc:
             return str(exc)
     return ""

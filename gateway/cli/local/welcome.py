@@ -85,9 +85,9 @@ def _without(task: str, config: Config) -> str:
     """Say what happens to the deliveries whose task, or whose further task, no worker has."""
     own = sorted({_deliveries(it) for it in config.routes if it.task == task})
     also = {_deliveries(it) for it in config.routes if any(more.task == task for more in it.also)}
-    said = [f"{', '.join(own)} answers 502"] if own else []
-    said += [f"{', '.join(sorted(also))} does not start it"] if also else []
-    return " and ".join(said)
+    parts = [f"{', '.join(own)} answers 502"] if own else []
+    parts += [f"{', '.join(sorted(also))} does not start it"] if also else []
+    return " and ".join(parts)
 
 
 def _deliveries(route: Route) -> str:
