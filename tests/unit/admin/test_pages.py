@@ -42,6 +42,7 @@ from gateway.journal.entry import Entry, Original
 from gateway.metric_table import BUCKETS
 from gateway.metrics import Metrics
 from gateway.process.counters import Reader
+from tests.support.each import for_each
 
 
 def at(seconds: int) -> str:
@@ -370,9 +371,7 @@ def test_what_is_typed_becomes_filters():
     assert first_commands(odd) == ["curl --data hello 'http://[::1]:8000/a;b'"]
 
 
-@pytest.mark.parametrize(
-    "model", {each.parameters for each in OPERATIONS}, ids=lambda m: m.__name__
-)
+@for_each("model", {each.parameters for each in OPERATIONS})
 def test_no_wrong_parameter_is_told_in_pydantics_words(model):
     for name in (*model.model_fields, "from", "routes", "notify", "str"):
         for value in ("", "\0", "many", "0", "1.5", "nan", "inf", "9" * 5_000):
