@@ -175,7 +175,7 @@ class EndQueue:
     def __init__(self, queue: Any, descriptor: int):
         self._queue, self._descriptor = queue, descriptor
         self._held = hold_results(app_or_default(), ProcessResults, self._tell)
-        self._began, self._quick = 0.0, False
+        self._began, self._quick, self._tasks = 0.0, False, 0
         #: The worker may know of the task; it runs.
         self._begins = self._runs = False
 
@@ -183,7 +183,7 @@ class EndQueue:
         """Begin a task: whether it is known to be quick, and whether the worker is told."""
         if not quick:
             self._held.flush()
-        self._begins = True
+        self._begins, self._tasks = True, self._tasks + 1
         if tells_begin:
             self._queue.put((BEGINS, (self._descriptor,)))
         self._held.begin(quick)
@@ -209,7 +209,17 @@ class EndQueue:
         if self._runs:
             raise SoftTimeLimitExceeded
         if self._begins:  # the process stood still meanwhile
-            threading.Timer(AGAIN, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+            # The timer's thread inherits the mask: what it received would interrupt the main one.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            timer = threading.Timer(AGAIN, self._interrupt, [self._tasks])
+            timer.daemon = True
+            timer.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _interrupt(self, task: int) -> None:
+        """Interrupt a task again, unless it has ended meanwhile."""
+        if self._begins and self._tasks == task:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def _tell(self, ends: Sequence[End]) -> None:
         self._queue.put((ENDS, (self._descriptor, ends)))

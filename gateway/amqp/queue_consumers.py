@@ -170,7 +170,7 @@ class QueueConsumers(Service):
         if not unconsumed:
             return
         stale = any(queue.told > self._workers_known for queue in unconsumed)
-        if not self._workers.workers or stale or now - self._workers_known > _KNOWN:
+        if not self._workers.consumed or stale or now - self._workers_known > _KNOWN:
             self._workers = await self._control.consumed(hurry=True)
             self._workers_known = monotonic()
         for queue in unconsumed:

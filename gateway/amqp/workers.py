@@ -97,7 +97,9 @@ class Worker:
             self.uptime = _whole(known.get("uptime"))
             if isinstance(total := known.get("total"), dict):
                 self.begun = sum(_whole(each) or 0 for each in total.values())
-            self.lost = _lost(known.get("lost_results"))
+            if lost := _lost(known.get("lost_results")):  # several workers may have one name
+                number, last = self.lost or (0, 0.0)
+                self.lost = Lost(number + lost.number, max(last, lost.last))
             self.consumer_timeouts = _whole(known.get("consumer_timeouts")) or 0
         elif question == "query_task":
             self.held = set(known)

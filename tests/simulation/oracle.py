@@ -156,10 +156,20 @@ def forgotten(judge: Judge) -> Iterator[str]:
             others = []
         late = one.type == "deadline-passed" or (one.status == 202 and one.route == "/later")
         # The process that listened for it may have ended.
-        expired = judge.seen.injected and since + judge.world.expires < one.answered
+        expired = since + judge.world.expires < one.answered and _may_have_ended(judge, one)
         known = one.route in IDENTIFIED and one.delivery not in judge.gone and not expired
         if late and known and since < one.answered - CUT and not others:
             yield judge.show(one)
+
+
+def _may_have_ended(judge: Judge, one: Try) -> bool:
+    """Was Redis, or a gateway of a delivery, hit between its first try and this one?"""
+    tries = [each for each in judge.seen.tries if each.delivery == one.delivery]
+    since, own = min(each.at for each in tries), {each.gateway for each in tries}
+    return judge.hit(since, one.answered, target="redis") or any(
+        fault.target.partition(">")[0] in own and fault.overlaps(since, one.answered)
+        for fault in judge.seen.injected
+    )
 
 
 def _is_back(fault: Injected, gateway: str, since: float) -> bool:

@@ -41,6 +41,13 @@ def test_a_number_that_cannot_be_is_as_none(number):
     assert (worker.begun, worker.consumer_timeouts, worker.running) == (0, 0, [])
 
 
+def test_lost_results_of_workers_that_share_a_name_are_added():
+    answers = answered(stats={"w": {"lost_results": {"number": 3, "last": 9}}})
+    answers.take("stats", {"w": {"lost_results": {"number": 2, "last": 7}}})
+    answers.take("stats", {"w": {}})
+    assert answers.workers["w"].lost == (5, 9)
+
+
 def test_a_worker_is_complete_with_all_answers():
     answers = answered(
         active_queues={"w": [{"name": "celery"}]},

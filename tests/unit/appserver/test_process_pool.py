@@ -490,6 +490,18 @@ def test_a_soft_limit_that_ends_before_its_task_runs_interrupts_it(monkeypatch, 
     assert running.ends == [SoftTimeLimitExceeded]
 
 
+def test_a_limit_that_ended_before_its_task_ran_interrupts_no_other_task(monkeypatch, start):
+    begin, pauses = ProcessResults.begin, [0.1, 0.0]
+    monkeypatch.setattr(
+        ProcessResults, "begin", lambda *args: time.sleep(pauses.pop(0)) or begin(*args)
+    )
+    running = start()
+    running.do(give_back, 1, soft_timeout=0.01)
+    running.do(time.sleep, 3 * pool_process.AGAIN, task=Task("other"))
+    running.turn(lambda: len(running.ends) == 2)
+    assert running.ends == [1, None]
+
+
 def test_a_signal_interrupts_a_store_and_loses_nothing(monkeypatch):
     def interrupt(number: int, frame: object) -> None:
         raise SoftTimeLimitExceeded
