@@ -78,7 +78,7 @@ def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
 
 def test_an_answer_that_cannot_be_written_is_a_500_for_its_request_alone(serve, caplog):
     async def work(gateway: Gateway) -> None:
-        context = gateway.server._context
+        context = gateway.server._shared
         start_of, fails = context.start_of, [True]
 
         def start(status: int) -> str:

@@ -242,7 +242,8 @@ def test_unix_socket_in_use_is_told_in_one_line_and_left_alone(tmp_path):
         done = run("serve", "--uds", str(path), "--admin-port", "0")
         (line,) = done.stderr.splitlines()
         assert (done.returncode, done.stdout) == (1, "")
-        assert line.startswith(f"gateway: cannot listen on {path}: Address already in use; --uds ")
+        problem = f"gateway: cannot listen on {path}: Address already in use; "
+        assert line.startswith(problem) and "no other file may have its path" in line
         client.connect(str(path))
 
 
