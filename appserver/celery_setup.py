@@ -10,7 +10,6 @@ from billiard import get_start_method
 from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
 
-from appserver.absent_queues import AbsentQueues
 from appserver.beginnings import RemoveBeginnings
 from appserver.bootsteps import PromptEvents, PromptHub, TellParameters
 from appserver.dead_letters import DeadLetters
@@ -21,6 +20,7 @@ from appserver.poison import PoisonAwareTasks
 from appserver.pools import SettledTasks
 from appserver.process_pool import UseProcessPool
 from appserver.queues import named_queues
+from appserver.refused_queues import AbsentQueues
 from appserver.reply_backend import ReplyMixin, carry_over
 from appserver.task_stream import Stream
 from appserver.watch import EndWithSupervisor

@@ -14,13 +14,13 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 
-from appserver.absent_queues import leave_out
 from appserver.beginnings import beginnings
 from appserver.frozen_nodes import Node, begin_elsewhere, node_of
 from appserver.lost_results import lost_results
 from appserver.poison import UNUSABLE, dispose
 from appserver.private_parts import PrivateParts
 from appserver.queues import DYNAMIC_EXCHANGE
+from appserver.refused_queues import leave_out, take_as_it_is
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
 LOCKED_PAUSE = 1.0  # seconds until a worker asks again for a queue that another connection has
@@ -118,6 +118,8 @@ class PromptConsumer(Consumer):
                 exc.reply_text,
                 ", ".join(beginnings(self.app).keep_all()) or "it has ended meanwhile",
             )
+        elif isinstance(exc, amqp.PreconditionFailed):
+            take_as_it_is(self, str(exc))
 
     def ensure_connected(self, conn: Any) -> Any:
         """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s.

@@ -1,4 +1,4 @@
-"""Workers that the broker refuses at first: quorum queues by default, a name that is taken."""
+"""Workers that the broker refuses at first: queues that it has otherwise, a name that is taken."""
 
 from __future__ import annotations
 
@@ -12,6 +12,24 @@ from tests.integration.checking import ROUTE, check, servers_at, worker_of, writ
 from tests.support.requests import post
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
+
+PRIOR = """
+import os
+import appserver
+from celery import Celery
+urls = {"broker": os.environ["GATEWAY_BROKER_URL"], "backend": os.environ["GATEWAY_RESULT_BACKEND"]}
+app = Celery("prior", **urls)
+app.conf.task_queue_max_priority = 9
+appserver.setup(app)
+
+@app.task(name="api.core.main")
+def main(query, headers, body):
+    return body
+"""
+QUORUM = """
+queue_type = "quorum"
+queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 20 }
+"""
 
 
 @pytest.fixture
@@ -50,6 +68,28 @@ def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     text = checked.of("queue celery").text
     assert "no worker consumes it" in text and "task_default_queue_type" in text
     assert "appserver.setup(app)" in text
+
+
+def test_queues_that_are_there_otherwise_are_consumed_as_they_are(
+    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path
+):
+    known, new = f"known-{uuid.uuid4().hex}", f"new-{uuid.uuid4().hex}"
+    config = tmp_path / "gateway.toml"
+    routes = [f'[[routes]]\npath = "/{name}"\nqueue = "{name}"\n' for name in (known, new)]
+    config.write_text(routes[0])
+    servers = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    stack.gateway("--config", str(config), *servers).stop()  # it has declared a classic queue
+    (tmp_path / "prior.py").write_text(PRIOR)
+    options = {"app": "prior", "cwd": tmp_path, "queues": (known, new)}
+    env = {"GATEWAY_QUEUES": f"{known},{new}"}
+    worker = stack.worker(rabbitmq.url, redis_server.url, env=env, **options)
+    for told in (f"The queue {known} exists", f"The queue {new} is declared without x-max"):
+        until(lambda told=told: told in worker.output(), 30, said=worker.output)
+    config.write_text(f"{routes[0]}{routes[1]}{QUORUM}")
+    gateway = stack.gateway("--config", str(config), *servers)
+    for name in (known, new):
+        assert post(f"{gateway.url}/{name}", b"hello").body == b"hello"
+    worker.stop()
 
 
 def test_a_second_worker_of_a_name_says_so_and_does_not_spin(stack, rabbitmq, redis_server):

@@ -10,9 +10,9 @@ import amqp
 import pytest
 from kombu import Queue
 
-from appserver import absent_queues
-from appserver.absent_queues import PAUSE, AbsentQueues, leave_out, look
+from appserver import refused_queues
 from appserver.frozen_nodes import UNANSWERED, LeaveFrozenNode, Silence, begin_elsewhere, node_of
+from appserver.refused_queues import PAUSE, AbsentQueues, leave_out, look, take_as_it_is
 
 NODES = [("a", 1), ("b", 2), ("c", 3)]
 
@@ -152,7 +152,7 @@ def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
                 raise amqp.NotFound(AWAY.format(name))
 
     connection = SimpleNamespace(channel=lambda: nullcontext(Channel()))
-    monkeypatch.setattr(absent_queues, "reply_connection", lambda _app: connection)
+    monkeypatch.setattr(refused_queues, "reply_connection", lambda _app: connection)
     consumer.absent = frozenset({"celery", "orders"})
     look(consumer)
     assert (consumer.absent, consumer.added) == ({"celery"}, ["orders"])
@@ -162,6 +162,34 @@ def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
     assert (consumer.absent, consumer.added) == (set(), ["orders", "celery"])
     # On the next connection as well.
     assert {"celery", "orders"} <= set(consumer.app.amqp.queues.consume_from)
+
+
+DIFFERS = (
+    "PRECONDITION_FAILED - inequivalent arg 'x-dead-letter-exchange' for queue 'orders' in vhost"
+    " '/': received the value 'gateway.dead' of type 'longstr' but current is none"
+)
+INVALID = (
+    "PRECONDITION_FAILED - invalid arg 'x-max-priority' for queue 'orders' in vhost '/' of queue"
+    " type rabbit_quorum_queue"
+)
+
+
+def test_a_queue_that_is_there_otherwise_is_declared_no_more(consumer, caplog):
+    take_as_it_is(consumer, DIFFERS)
+    queues = consumer.app.amqp.queues
+    assert {name: queue.no_declare for name, queue in queues.consume_from.items()} == {
+        "celery": None, "orders": True
+    }  # fmt: skip
+    assert "The queue orders exists with other arguments" in caplog.text
+
+
+def test_an_argument_that_a_queue_cannot_have_is_left_out(consumer, caplog):
+    queue = consumer.app.amqp.queues["orders"]
+    queue.queue_arguments = {"x-queue-type": "quorum", "x-max-priority": 9}
+    take_as_it_is(consumer, INVALID)
+    take_as_it_is(consumer, INVALID)
+    assert (queue.queue_arguments, queue.no_declare) == ({"x-queue-type": "quorum"}, None)
+    assert caplog.text.count("The queue orders is declared without x-max-priority") == 1
 
 
 @pytest.mark.parametrize("absent", [frozenset(), frozenset({"celery"})])

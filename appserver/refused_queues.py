@@ -1,6 +1,10 @@
-"""Consume the other queues while the node of a classic one is down, and that one when it is back.
+"""Go on where the broker refuses one of the worker's queues.
 
-The broker refuses such a queue (404), and Celery connects again and again, and consumes none.
+Celery would connect again and again, and consume none of them.
+
+- The node of a classic queue is down (404): the others are consumed, and that one when it is back.
+- A queue exists with other arguments (406): it is consumed as it is.
+- A queue cannot have an argument (406), as a quorum queue no priorities: it is declared without it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from appserver.reply_connection import ERRORS, reply_connection
 
 PAUSE = 10.0  # seconds between looks whether a queue is there again
 
-#: The broker's reason, with the queue's name.
+# The broker's reasons, with the queue's name, and with the name of an argument before it.
 _is_away = re.compile(r"home node \S+ of durable queue '(.*)' in vhost .* is down").search
+_differs = re.compile(r"inequivalent arg '(.*)' for queue '(.*)' in vhost").search
+_is_invalid = re.compile(r"invalid arg '(.*)' for queue '(.*)' in vhost").search
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +50,23 @@ def leave_out(consumer: Any, error: str) -> None:
         log.error("The queue %s is not consumed until its node is back (%s)", found[1], error)
         consumer.app.amqp.queues.deselect(found[1])
         consumer.absent |= {found[1]}
+
+
+def take_as_it_is(consumer: Any, error: str) -> None:
+    """Declare the queue that the broker's `error` names, if it names one, no more, or otherwise."""
+    queues = consumer.app.amqp.queues
+    if found := _differs(error):
+        queues[found[2]].no_declare = True
+        log.error(
+            "The queue %s exists with other arguments, and is consumed as it is: name it with -Q"
+            " instead of GATEWAY_QUEUES, declare it as it is, or delete it when it is empty (%s)",
+            found[2],
+            error,
+        )
+    elif found := _is_invalid(error):
+        argument, name = found.groups()
+        if (queues[name].queue_arguments or {}).pop(argument, None) is not None:
+            log.error("The queue %s is declared without %s (%s)", name, argument, error)
 
 
 def look(consumer: Any) -> None:
