@@ -209,11 +209,12 @@ class LateAnswers(Service):
         kept.add_done_callback(partial(self._given, given, record))
 
     def _given(self, given: bool, record: Record, kept: Future[Found | None]) -> None:
-        exc = None if kept.cancelled() else kept.exception()
-        if kept.cancelled() or exc is not None:
-            reason = (exc.__cause__ or exc) if exc else "the gateway has ended"
+        if kept.cancelled():  # the process ends: it asks and tells Redis nothing any more
             if given:
-                text = f"it could not be written to Redis: {reason}"
+                self._fail(record, "it was not written to Redis before the process ended")
+        elif (exc := kept.exception()) is not None:
+            if given:
+                text = f"it could not be written to Redis: {exc.__cause__ or exc}"
                 self._run(self._fail_alone(record, text))
         elif (found := kept.result()) is not None:
             if given:

@@ -200,7 +200,9 @@ def _is_interrupted(judge: Judge, ended: list[float]) -> bool:
 def _is_unwritten(judge: Judge, one: Try) -> bool:
     """May it never have been written what has to be sent after a try?"""
     until = one.answered + _KEEP
-    ends = judge.hit(one.at, until, *_ENDS, target=one.gateway)
+    ends = judge.hit(one.at, until, *_ENDS, target=one.gateway) or any(
+        name == one.gateway and one.answered <= at <= until for name, at in judge.seen.ended
+    )
     if ends and _no_redis(judge, one.gateway, one.answered - 1, one.answered):
         return True
     return _no_redis(judge, one.gateway, one.answered, until, whole=True)

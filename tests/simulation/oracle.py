@@ -17,7 +17,7 @@ from gateway.journal.groups import FAILURES
 from tests.simulation import histories, promises
 from tests.simulation.gateways import WINDOW
 from tests.simulation.late_answers import late_answers
-from tests.simulation.promises import AFTERMATH, CALM, GRACE, MAIN, findings
+from tests.simulation.promises import AFTERMATH, CALM, GRACE, KILLED, MAIN, findings
 from tests.simulation.records import FORGETFUL, GONE, SILENT, Execution, Injected, Try
 from tests.simulation.senders import DEADLINES, HASTY, IDENTIFIED, LATE, TRIES, TRY_AFTER
 from tests.simulation.workers import STOCK
@@ -77,14 +77,22 @@ class Judge(promises.Judge):
 
     def held_up(self, one: Try) -> bool:
         # A connection waits in the system's queue until a new process has its own connections.
-        ended = ("killed", "child killed", "killed at", "drained")
         return self._frozen(one) or self.hit(
-            one.at - START, one.answered, *ended, target=one.gateway
+            one.at - START, one.answered, *KILLED, "drained", target=one.gateway
         )
 
     def explained(self, one: Try) -> bool:
         # The body waits while the process that has read the header is frozen.
         return super().explained(one) or (one.status == 408 and self._frozen(one))
+
+    def unwritten(self, one: Try) -> bool:
+        # The gateway has it from a reply, and is killed before Redis is there again.
+        return self.seen.strategy == "pika" and any(
+            fault.overlaps(one.answered - BACK, one.answered + BACK)
+            and self.hit(one.answered, fault.ended + BACK, *KILLED, target=one.gateway)
+            for fault in self.seen.injected
+            if "redis" in fault.target
+        )
 
     def _frozen(self, one: Try) -> bool:
         return self.hit(one.at, one.answered, "frozen", target=one.gateway)
@@ -355,6 +363,7 @@ def journal(judge: Judge) -> Iterator[str]:
             and entry.task_id not in ran
             and one.delivery not in judge.gone
             and not (one.hasty and one.delivery not in taken)  # its sender has given up
+            and (one.good or not _unwritten(judge, one))
         ):
             yield f"{judge.show(one)} is {entry.state} as {entry.task_id}, which has not run"
 
@@ -368,7 +377,7 @@ def _unwritten(judge: Judge, one: Try) -> bool:
     if one.status == 202 and not away:
         return False  # it has waited for the journal
     until = until if away else one.answered + SLOW
-    killed = judge.hit(one.at, until, "killed", "child killed", "killed at", target=one.gateway)
+    killed = judge.hit(one.at, until, *KILLED, target=one.gateway)
     return killed or any(
         name == one.gateway and one.at <= at <= until for name, at in judge.seen.ended
     )

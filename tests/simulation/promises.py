@@ -28,6 +28,8 @@ GRACE = 0.5  # seconds after the deadline
 CALM = 15.0  # seconds after the last fault until everything has to serve
 #: Seconds for which a fault has consequences: a broker and its clients part after two heartbeats.
 AFTERMATH = 25.0
+#: Faults that end a gateway's process at once.
+KILLED = ("killed", "child killed", "killed at")
 #: Seconds in which a request and the end of its connection may cross.
 CROSSING = 0.5
 #: Seconds for which a gateway keeps an idle connection.
@@ -106,6 +108,10 @@ class Judge:
         vague = one.type == "broker-unavailable" and LOST in one.detail
         return one.status == 503 and one.type in self.refusals and not vague
 
+    def unwritten(self, one: Try) -> bool:
+        """Tell whether nobody may have written the end that a try was answered with."""
+        return False
+
     def has_failed(self, runs: list[Execution]) -> bool:
         """Tell whether a task is known to have failed; `runs` are its executions."""
         return any(e.failed for e in runs)
@@ -156,7 +162,7 @@ def different(judge: Judge) -> Iterator[str]:
         return
     answers: dict[str, dict[str, None]] = defaultdict(dict)
     for one in judge.seen.tries:
-        if one.status == 200 and one.route in judge.identified:
+        if one.status == 200 and one.route in judge.identified and not judge.unwritten(one):
             answers[one.delivery][one.body] = None
     for delivery, text in judge.seen.read:
         if delivery in answers and delivery not in judge.raced:
@@ -229,9 +235,7 @@ def internal(judge: Judge) -> Iterator[str]:
 def dropped(judge: Judge) -> Iterator[str]:
     """Find connections that ended without an answer though nobody had killed the gateway."""
     for one in judge.seen.tries:
-        killed = judge.hit(
-            one.at - 0.1, one.answered, "killed", "child killed", "killed at", target=one.gateway
-        )
+        killed = judge.hit(one.at - 0.1, one.answered, *KILLED, target=one.gateway)
         away = one.status == REFUSED and judge.hit(
             one.at - 0.1, one.answered, "drained", target=one.gateway
         )

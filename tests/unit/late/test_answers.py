@@ -80,20 +80,40 @@ async def test_a_failure_is_not_told_where_another_try_has_a_record(
     monkeypatch, caplog, record, given, told
 ):
     monkeypatch.setattr(answers, "_KEEP_FOR", 0.0)
+    late, metrics, journal = expecting(record, given)
+    await late.start()
+    while late.held()["late steps"]:
+        await asyncio.sleep(0)
+    await late.stop()
+    assert failed(metrics) == told and journal.told == [("own", LATE_FAILED)] * told
+    assert ("a result will not be sent late" in caplog.text) == told
+    metrics.close()
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_a_process_that_ends_tells_what_it_could_not_write(monkeypatch, caplog, given):
+    monkeypatch.setattr(answers, "_DRAIN", 0.0)
+    late, metrics, journal = expecting(None, given)
+    await late.start()
+    await asyncio.sleep(0)  # it has asked once, and waits
+    await late.stop()
+    assert failed(metrics) == given and not journal.told
+    assert ("before the process ended (route /r, delivery own" in caplog.text) == given
+    assert not late.held()["late steps"]
+    metrics.close()
+
+
+def expecting(record: Record | None, given: bool) -> tuple[LateAnswers, Metrics, Journal]:
+    """Return what has to write a record for an answer that was `given`, or not."""
     config = Config(result_backend="redis://127.0.0.1:1", routes=[ROUTE])
     metrics, journal = Metrics(routes=["/r"]), Journal()
     late = LateAnswers(config, metrics, Results(config), journal, None, Failpoint())
     late._records = Records(record)
-    await late.start()
     body = b'{"response_url": "%b"}' % URL.encode()
     delivery = Delivery("own", "/r", {}, {}, "", {}, body, "", time())
-
     late.expect(config.routes[0], delivery, "task", 0.0, monotonic(), lambda: given)
-    while late.held()["late steps"]:
-        await asyncio.sleep(0)
-    await late.stop()
+    return late, metrics, journal
 
-    failed = counted(metrics, "gateway_late_answers_total", http_route="/r", result=FAILED)
-    assert failed == told and journal.told == [("own", LATE_FAILED)] * told
-    assert ("a result will not be sent late" in caplog.text) == told
-    metrics.close()
+
+def failed(metrics: Metrics) -> float:
+    return counted(metrics, "gateway_late_answers_total", http_route="/r", result=FAILED)
