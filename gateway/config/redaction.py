@@ -29,10 +29,12 @@ HIDDEN = "[redacted]"
 #: Characters of a value from which on it is also looked for within texts, and not only as a whole.
 _WITHIN = 4
 #: Values that are looked for, characters of them, and how much there is to do, about in bytes that
-#: are compared. Where there is more, every text and number is hidden: looking for the values would
-#: hold up other requests.
+#: are compared. Where there is more, everything is hidden: looking for the values would hold up
+#: other requests.
 _MOST, _LONG, _WORK = 100, 64 * 1024, 30_000_000
-_PER_TEXT = 50  # bytes of a text that take as long as to begin with it
+#: Bytes of a text that take as long as to begin with it, to look at a JSON value, and to compare
+#: one with an object or list that is looked for.
+_PER_TEXT, _PER_VALUE, _PER_COMPARED = 50, 200, 50
 #: What is in the place of a value's first character, and of its others, once it was found.
 _FIRST, _OTHERS = "\udffe", "\udfff"
 _found = re.compile(f"{_FIRST}{_OTHERS}*").finditer
@@ -58,13 +60,19 @@ class Redaction:
 
     def of(self, delivery: Delivery) -> Redacted:
         """Return what hides the values of `delivery`."""
-        return Redacted(list(self._found(delivery)), delivery.body)
+        query = delivery.query if _is_query(delivery) else None
+        return Redacted(list(self._found(delivery)), delivery.body, query=query)
 
     def _found(self, delivery: Delivery) -> Iterator[tuple[str, Any]]:
         for place, extract in self._extractors:
-            # The body is not JSON, so it has nothing at this place; a parameter of another path.
-            with suppress(BadRequest, KeyError):
-                if (value := extract(delivery)) is not MISSING:
+            with suppress(KeyError):  # a parameter of another path
+                try:
+                    value = extract(delivery)
+                except BadRequest:
+                    # A body that is no strict JSON may have the value all the same, as one with NaN
+                    # has for a task in Python: it is hidden as a whole.
+                    value = delivery.body or MISSING
+                if value is not MISSING:
                     yield place, value
 
     def of_request(self, request: Request, params: dict[str, str]) -> Redacted:
@@ -81,30 +89,43 @@ class Redaction:
         )
         found = [("body", request.body)] if self._of_body else []
         found += (each for each in self._found(outside) if each[0] != "body")
-        return Redacted(found, request.body, parses=False)
+        return Redacted(found, request.body, False, query if _is_query(request) else None)
 
 
 class Redacted:
     """Hides the values that were `found` at their places, wherever they are in what is kept.
 
     ``places`` are those at which there was a value. The body's JSON is read only if it `parses`.
+    `query` has the parameters of a GET, whose body is its query string.
     """
 
-    def __init__(self, found: Sequence[tuple[str, Any]], body: bytes, parses: bool = True):
-        self._parses = parses
+    def __init__(
+        self,
+        found: Sequence[tuple[str, Any]],
+        body: bytes,
+        parses: bool = True,
+        query: dict[str, str] | None = None,
+    ):
+        self._parses, self._is_query = parses, query is not None
         self.places = [place for place, _ in found]
-        self._body, self._hidden_body = body, any(place == "body" for place in self.places)
+        self._body = body
+        self._hidden_body = any(isinstance(value, bytes) for _, value in found)
         self._tokens = [pointer(p.removeprefix("json:")) for p in self.places if p[:5] == "json:"]
         values = [value for _, value in found if not isinstance(value, bytes)]
+        if self._hidden_body and query:
+            values.append(query)
         walked = list(islice(walk(values), _MOST + 1))
         leaves = [each for each in walked if not isinstance(each, dict | list)]
         self._constants = {each for each in leaves if each is None or isinstance(each, bool)}
         self._texts = {str(each) for each in leaves if type(each) in (str, int, float)} - {""}
         self._whole = [value for value in values if isinstance(value, dict | list)]
-        work = (len(body) + _PER_TEXT * body.count(b'"')) * len(self._texts)
+        work = (len(body) + _PER_TEXT * (body.count(b'"') + body.count(b"%"))) * len(self._texts)
+        compared = _PER_COMPARED * len(walked) if self._whole else 0
+        work += sum(map(body.count, (b",", b"[", b"{"))) * (_PER_VALUE + compared)
         long = sum(map(len, self._texts)) > _LONG
-        self._many = len(walked) > _MOST or long or work > _WORK
-        if self._many:  # what was parsed may be many times as large as the body
+        #: Whether everything is hidden.
+        self._all = len(walked) > _MOST or long or work > _WORK
+        if self._all:  # what was parsed may be many times as large as the body
             self._texts, self._whole = set(), []
 
     @cached_property
@@ -115,8 +136,16 @@ class Redacted:
 
     def text(self, text: str) -> str:
         """Return `text` without the values."""
-        if text and (self._many or text in self._texts):
+        if text and (self._all or text in self._texts):
             return HIDDEN
+        left = self._without_forms(text)
+        if "%" in left:  # a URL may escape any character
+            plain = unquote_plus(left)
+            if plain in self._texts or self._without_forms(plain) != plain:
+                return HIDDEN
+        return left
+
+    def _without_forms(self, text: str) -> str:
         lower = _lower(text)
         for form in self._forms:
             if len(form) >= _WITHIN:
@@ -143,6 +172,8 @@ class Redacted:
 
     def query(self, text: str) -> str:
         """Return a query string without the values, in whatever way those are encoded."""
+        if text and self._hidden_body and self._is_query:
+            return quote(HIDDEN)
         pairs = parse_qsl(text, keep_blank_values=True)
         hidden = [(self.text(name), self.text(value)) for name, value in pairs]
         whole = unquote_plus(text)
@@ -150,8 +181,10 @@ class Redacted:
 
     def message(self, message: Message) -> Message:
         """Return `message` as it is kept."""
-        args, kwargs, *rest = json.loads(message.body)
-        call = [self._value(args, True), self._value(kwargs, True), *rest]
+        call: list[Any] = [[HIDDEN], {}, {}]
+        if not self._all:
+            args, kwargs, *rest = json.loads(message.body)
+            call = [self._value(args, True), self._value(kwargs, True), *rest]
         delivery = {k: v if k in _OURS else self._value(v) for k, v in message.delivery.items()}
         delivery["query_string"] = self.query(message.delivery["query_string"])
         extra = message.extra and {
@@ -177,17 +210,21 @@ class Redacted:
         return kept
 
     def is_in(self, answer: Answer) -> bool:
-        """Tell whether an answer has one of the values."""
-        text = _lower(answer.body.decode(errors="replace") + json.dumps(answer.headers))
-        return self._many or any(form in text for form in self._forms)
+        """Tell whether an answer has one of the values, or any part of a body that is hidden."""
+        text = answer.body.decode(errors="replace") + json.dumps(answer.headers)
+        texts = {_lower(text), _lower(unquote_plus(text))}
+        some = any(form in each for form in self._forms for each in texts)
+        return some or self._all or self._hidden_body
 
     def _redacted_body(self) -> str:
-        if self._hidden_body:
+        if self._hidden_body or self._all:
             return HIDDEN
         try:
             text = self._body.decode()
         except UnicodeDecodeError:  # in its bytes no text can be looked for
             return HIDDEN
+        if self._is_query:
+            return self.query(text)
         try:
             document = read_json_value(self._body) if self._parses else MISSING
         except BadRequest:
@@ -208,8 +245,7 @@ class Redacted:
         if value in self._whole:
             return HIDDEN
         if value is None or isinstance(value, bool):
-            hidden = constants and (self._many or value in self._constants)
-            return HIDDEN if hidden else value
+            return HIDDEN if constants and value in self._constants else value
         if isinstance(value, dict):
             if value.keys() == {"__type__", "__value__"}:  # a body that is not UTF-8
                 return HIDDEN
@@ -220,7 +256,11 @@ class Redacted:
         if isinstance(value, str):
             is_body = value and value.encode(errors="surrogatepass") == self._body
             return self._redacted_body() if is_body else self.text(value)
-        return HIDDEN if self._many or str(value) in self._texts else value
+        return HIDDEN if self._all or str(value) in self._texts else value
+
+
+def _is_query(sent: Request | Delivery) -> bool:
+    return bool(sent.body) and sent.body == sent.query_string.encode(errors="replace")
 
 
 def _lower(text: str) -> str:

@@ -159,14 +159,13 @@ class Journal(Service):
         identity: str,
         state: str,
         answered: Answered,
-        begun: Future[bool] | None = None,
+        whole: bool = True,
     ) -> None:
         """Write how the delivery of `message` was answered; `task_id` is the task that runs it.
 
-        `begun` is from `begin`, where the delivery may be there already.
+        Not the `whole` message, where `begin` has surely written it.
         """
-        there = begun is not None and begun.done() and begun.result()
-        self._add(message, task_id, identity, state, answered, whole=not there)
+        self._add(message, task_id, identity, state, answered, whole)
 
     def _add(
         self,

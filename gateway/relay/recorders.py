@@ -32,7 +32,11 @@ class JournalRecorder:
                 str(done.end.attempts or ""),
             )
             ids = done.task_id or message.task_id, done.identity
-            self._journal.write(done.recorded(message), *ids, done.state, answered, done.begun)
+            begun = done.begun
+            # Then the message is not written again: redacting it takes long where it is large.
+            there = begun is not None and begun.done() and begun.result()
+            kept = message if there else done.recorded(message)
+            self._journal.write(kept, *ids, done.state, answered, whole=not there)
         elif refusals is not None and done.reason and (done.status >= 400 or done.state == IGNORED):
             state = IGNORED if done.state == IGNORED else REFUSED
             about = Kept(done.delivery_id, state, done.path, done.endpoint.name, done.event)

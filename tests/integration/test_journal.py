@@ -111,7 +111,7 @@ async def test_what_fails_together_is_counted_once(config, metrics, client):
             assert not await begun
             assert metrics.get(LOST) == 0
             given = ("202", "0.1", "", "", "")
-            journal.write(message("accepted"), "task", "", ACCEPTED, given, begun)
+            journal.write(message("accepted"), "task", "", ACCEPTED, given)
             answer(journal, "other")
             await eventually(lambda: metrics.get(LOST) == 2)
             client.config_set("maxmemory", "0")
@@ -132,7 +132,7 @@ async def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(
             begun = journal.begin(message("one"), "task", "")
             assert not await begun
             client.config_set("maxmemory", "0")
-            journal.write(message("one"), "task", "", ACCEPTED, ("202", "0.1", "", "", ""), begun)
+            journal.write(message("one"), "task", "", ACCEPTED, ("202", "0.1", "", "", ""))
     finally:
         client.config_set("maxmemory", "0")
     one = await kept(config, "one")
@@ -309,7 +309,7 @@ async def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client
         begun = journal.begin(large, "task", "")
         assert begun.done() and not begun.result()
         assert metrics.get(LOST) == 0  # it is written again when it is answered
-        journal.write(large, "task", "", ACCEPTED, ("202", "0.1", "", "", ""), begun)
+        journal.write(large, "task", "", ACCEPTED, ("202", "0.1", "", "", ""))
         assert metrics.get(LOST) == 1
         answer(journal, "small")
     assert await kept(config, "large") is None
