@@ -298,6 +298,10 @@ def _entry(fields: Mapping[bytes, bytes], position: str) -> Entry:
     status, published = texts.get("status"), texts.get("published")
     position = position or texts["position"]
     about = known(texts["about"])
+    if "asked" in texts:
+        asked = json.loads(texts["asked"])
+        about["delivery"]["query_string"] = asked["query_string"]
+        about["options"] |= {} if asked["extra"] is None else {"extra": asked["extra"]}
     if "received_at" not in about["delivery"]:
         ms, _ = order(position)
         received = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -337,14 +341,28 @@ def _own(options: MessageOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if value != _DEFAULTS[name]}
 
 
-def described(message: Message, identity: str) -> str:
-    """Return as JSON what never changes in the entry of `message`, but for its call."""
+def described(message: Message, identity: str, keep: str) -> tuple[str, str]:
+    """Return two texts in JSON for the entry of `message`, which never change.
+
+    The second one, which may be empty, has what is dropped with its call. `keep` is the setting
+    `keep_bodies`.
+    """
     own = {"priority": message.priority, "extra": message.extra}
     options = _own(message.options) | {k: v for k, v in own.items() if v is not None}
     about = {"delivery": message.delivery, "task": message.task, "queue": message.queue}
     known = {"identity": identity_digest(identity).hex()} if identity else {}
     hidden = {"redacted": message.redacted} if message.redacted else {}
-    return json.dumps({**about, "options": options, **known, **hidden})
+    return divided({**about, "options": options, **known, **hidden}, keep)
+
+
+def divided(about: dict[str, Any], keep: str) -> tuple[str, str]:
+    """Return as `described` does what is known of a delivery, whose query may be its body."""
+    if keep == "all":
+        return json.dumps(about), ""
+    delivery, options = {**about["delivery"], "query_string": ""}, {**about["options"]}
+    asked = {"query_string": about["delivery"]["query_string"], "extra": options.pop("extra", None)}
+    left = json.dumps({**about, "delivery": delivery, "options": options})
+    return left, json.dumps(asked) if keep == "failed" else ""
 
 
 class End(NamedTuple):

@@ -61,7 +61,7 @@ local function newer(one, other)
 end
 local names = {
     'about', 'state', 'task_id', 'status', 'seconds', 'published', 'error', 'attempts',
-    'ended_at', 'replays', 'replaying',
+    'ended_at', 'replays', 'replaying', 'asked',
 }
 local function fields(key)
     if calls > 0 then

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -28,7 +27,7 @@ from gateway.errors import (
     StoreError,
     Unroutable,
 )
-from gateway.journal.entry import DONE, OPEN, RECEIVED, Entry, ended, iso_now, order
+from gateway.journal.entry import DONE, OPEN, RECEIVED, Entry, divided, ended, iso_now, order
 from gateway.journal.filter import Filter
 from gateway.journal.reading import Reader
 from gateway.journal.store import BEGUN, INTERRUPTED, NOT_ANSWERED, UNDER_WAY, JournalStore
@@ -235,8 +234,9 @@ class Replayer:
         delivery = {**entry.delivery, **own, "edited_from": entry.id}
         new = replace(entry, delivery=delivery, task_id="")
         names = ("delivery", "task", "queue", "options")
-        about = json.dumps({name: getattr(new, name) for name in names})
-        await self._store.write([(new.id, RECEIVED, 0, "", *NOT_ANSWERED, about, call)])
+        about = {name: getattr(new, name) for name in names}
+        texts = divided(about, self._store.keep_bodies)
+        await self._store.write([(new.id, RECEIVED, 0, "", *NOT_ANSWERED, *texts, call)])
         begun = await self.run(new)
         if begun.problem and not begun.task_id:
             written = await self._store.get(new.id)

@@ -137,9 +137,9 @@ local function unended(state)
     return rank[state] and state ~= 'refused'
 end
 local count, added, told, marks, fallen, at = 0, 0, {}, {}, {}, microseconds()
-for i = 6, #ARGV, 11 do
-    local id, state, followed, task, status, seconds, published, failure, attempts, about, call =
-        unpack(ARGV, i, i + 10)
+for i = 6, #ARGV, 12 do
+    local id, state, followed, task, status, seconds, published, failure, attempts, about, asked,
+        call = unpack(ARGV, i, i + 11)
     local key = prefix .. id
     local old = redis.call('HMGET', key, 'state', 'task_id', 'replays', 'error', 'attempts')
     local before = old[1]
@@ -154,7 +154,7 @@ for i = 6, #ARGV, 11 do
     local place
     if not before and about ~= '' then
         local size = #id + #state + #task + #status + #seconds + #published + #failure + #about
-            + #call
+            + #asked + #call
         place = redis.call('XADD', deliveries, '*', 'id', id, 'bytes', size)
         count, added = count + 1, added + size
     elseif about ~= '' then
@@ -172,8 +172,11 @@ for i = 6, #ARGV, 11 do
             redis.call('HSET', key, 'about', about, 'call', call, 'position', place)
         end
     end
+    if asked ~= '' and state then
+        redis.call('HSET', key, 'asked', asked)
+    end
     if state and ARGV[5] == '1' and well[state] then
-        redis.call('HDEL', key, 'call')
+        redis.call('HDEL', key, 'call', 'asked')
     end
     if before then
         if not unended(state) then
@@ -314,7 +317,7 @@ if before[2] ~= 'refused' and further(ARGV[3], before[2]) then
     end
     redis.call('HSET', key, 'state', ARGV[3], unpack(ARGV, 6))
     if ARGV[5] == '1' and well[ARGV[3]] then
-        redis.call('HDEL', key, 'call')
+        redis.call('HDEL', key, 'call', 'asked')
     end
     if fails[ARGV[3]] then
         redis.call('ZADD', failing, microseconds(), ARGV[1])

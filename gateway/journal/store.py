@@ -49,9 +49,9 @@ Answered = tuple[str, str, str, str, str]
 NOT_ANSWERED: Answered = ("", "", "", "", "")
 
 #: A delivery to be written: id, state, 1 if the end of its task is to be looked for, task id; the
-#: five of `Answered`; what never changes, as `gateway.journal.entry.described` has it (empty: it is
-#: there already, and so is its call), call. A plain tuple, as there is one for each request.
-Row = tuple[str, str, int, str, str, str, str, str, str, str, bytes]
+#: five of `Answered`; the two texts of `gateway.journal.entry.described`, and its call (all are
+#: empty: they are there already). A plain tuple, as there is one for each request.
+Row = tuple[str, str, int, str, str, str, str, str, str, str, str, bytes]
 
 
 class Refusal(NamedTuple):
@@ -148,7 +148,8 @@ class JournalStore(GroupStore, Reader):
         self._keys = keys = Keys(config, part)
         # What each script gets last.
         self._last = (keys.prefix, keys.changes, int(bool(config.archive_url)))
-        self._drops = int(config.keep_bodies == "failed")
+        self.keep_bodies = config.keep_bodies
+        self._drops = int(self.keep_bodies == "failed")
         self._age = int(config.journal_age * 1000)  # ms
 
     @classmethod
@@ -357,7 +358,7 @@ class JournalStore(GroupStore, Reader):
         ids, keys = ("1", "2"), tried._keys
         try:
             unannounced = await tried.write(
-                [(each, RECEIVED, 1, "task", *NOT_ANSWERED, "{}", b"[]") for each in ids]
+                [(each, RECEIVED, 1, "task", *NOT_ANSWERED, "{}", "", b"[]") for each in ids]
             )
         finally:
             await self._run("DEL", *keys.all, *map(keys.of, ids))

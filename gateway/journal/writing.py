@@ -93,7 +93,8 @@ class Journal(Service):
         self.uses = (size, self._follower) if self._follower else (size,)
         self._metrics = metrics
         #: The states whose calls are not kept.
-        self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(config.keep_bodies, ())
+        self._keep_bodies = keep = config.keep_bodies
+        self._bodiless = {"failed": WELL, "none": frozenset(STATES)}.get(keep, ())
         self._most_bytes = config.max_in_flight_bytes
         #: Those that wait for the store.
         self.bytes = 0
@@ -178,9 +179,13 @@ class Journal(Service):
     ) -> Future[bool]:
         """Let a delivery be written with others, unless too many bytes wait for the store."""
         loop = asyncio.get_running_loop()
-        about = described(message, identity) if whole else ""
-        call = message.body if whole and state not in self._bodiless else b""
-        size, answered = _BESIDE + len(about) + len(call), int(state != RECEIVED)
+        about, asked, call = "", "", b""
+        if whole:
+            about, asked = described(message, identity, self._keep_bodies)
+            call = message.body
+            if state in self._bodiless:
+                asked, call = "", b""
+        size, answered = _BESIDE + len(about) + len(asked) + len(call), int(state != RECEIVED)
         if not self._reserve(size, answered):
             lost = loop.create_future()
             lost.set_result(False)
@@ -192,7 +197,7 @@ class Journal(Service):
         stored = message.delivery["store"] or (self.stored and not message.options.ignore_result)
         followed = self._follower is not None and stored and state in OPEN
         delivery_id = message.delivery["id"]
-        batch.rows.append((delivery_id, state, int(followed), task_id, *answer, about, call))
+        batch.rows.append((delivery_id, state, int(followed), task_id, *answer, about, asked, call))
         batch.size += size
         batch.answered += answered
         if len(batch.rows) == _MOST or batch.size >= _MOST_BYTES:

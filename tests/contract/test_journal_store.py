@@ -31,6 +31,7 @@ from gateway.journal.entry import (
     SUCCEEDED,
     End,
     Entry,
+    divided,
 )
 from gateway.journal.filter import Filter
 from gateway.journal.groups import AGAIN, MOST, MUTED, NEW, RESOLVED, Group
@@ -98,19 +99,19 @@ def call(size: int = 100) -> bytes:
 def begun(delivery_id: str, followed: bool = True) -> Row:
     """Return the row of a delivery that is not answered yet."""
     known = (delivery_id, RECEIVED, int(followed), "first")
-    return (*known, *NOT_ANSWERED, about(delivery_id), call())
+    return (*known, *NOT_ANSWERED, about(delivery_id), "", call())
 
 
 def later(delivery_id: str, state: str, status: int = 202, error: str = "") -> Row:
     """Return the row of the answer to a delivery that is there already."""
     answer = (str(status), "0.250000", "0.010000", error, "2")
-    return (delivery_id, state, 1, "first", *answer, "", b"")
+    return (delivery_id, state, 1, "first", *answer, "", "", b"")
 
 
 def answered(delivery_id: str, state: str = ACCEPTED, status: int = 202, size: int = 100) -> Row:
     """Return the row of a delivery that is written with its answer."""
     row = later(delivery_id, state, status)
-    return (*row[:9], about(delivery_id), call(size))
+    return (*row[:9], about(delivery_id), "", call(size))
 
 
 def refusal(delivery_id: str) -> Refusal:
@@ -197,6 +198,29 @@ async def test_an_ignored_delivery_is_kept_as_such_also_without_refused_ones(use
         assert (await store.trim(1)).open == 0
         await store.settle("two", "", End(SUCCEEDED))
         assert (await got(store, "two")).state == IGNORED
+
+
+async def test_what_is_dropped_with_a_call_is_gone_as_well(use: Use):
+    async with use(keep_bodies="failed") as store:
+        extra = {"tenant": "erika"}
+        whole = {**json.loads(about("one")), "options": {"extra": extra}}
+        whole["delivery"]["query_string"] = "name=erika"
+        left, asked = divided(whole, store.keep_bodies)
+        assert "erika" not in left
+        for name in ("one", "two"):
+            own = left.replace('"one"', f'"{name}"')
+            await store.write([(*begun(name)[:9], own, asked, call())])
+        await store.settle("two", "first", End(FAILED, "E"))
+        await store.settle("one", "first", End(SUCCEEDED))
+        for calls in (True, False):
+            two, one = await listed(store, calls=calls)
+            for entry, query, options in ((one, "", {}), (two, "name=erika", {"extra": extra})):
+                assert (entry.delivery["query_string"], entry.options) == (query, options)
+        assert one.call == b"" and divided(whole, "none") == (left, "")
+        assert divided(whole, "all") == (json.dumps(whole), "")
+        # As what is not known to be written is written again.
+        await store.write([(*begun("one")[:9], left, asked, call())])
+        assert (await got(store, "one")).delivery["query_string"] == ""
 
 
 async def test_what_is_written_again_is_as_it_was(use: Use):
@@ -948,7 +972,7 @@ async def test_what_another_version_has_written_is_read(use: Use):
     async with use() as store:
         row = failed("new", "E")
         newer = {**json.loads(row[9]), "more": 1, "options": {"priority": 3, "unknown": 1}}
-        await store.write([(*row[:9], json.dumps(newer), row[10])])
+        await store.write([(*row[:9], json.dumps(newer), "", row[11])])
         entry = await store.get("new")
         assert entry is not None and entry.options["priority"] == 3
         assert entry.unsendable == "it has options of another version: unknown"

@@ -88,11 +88,11 @@ def about(delivery_id: str, event: str = "") -> str:
 
 def begun(delivery_id: str, text: str = "", event: str = "") -> Row:
     call = json.dumps([[{}, {}, text], {}, {}]).encode()
-    return (delivery_id, RECEIVED, 0, "first", *NOT_ANSWERED, about(delivery_id, event), call)
+    return (delivery_id, RECEIVED, 0, "first", *NOT_ANSWERED, about(delivery_id, event), "", call)
 
 
 def answer(delivery_id: str, state: str, status: int = 200, error: str = "") -> Row:
-    return (delivery_id, state, 0, "first", str(status), "0.25", "0.01", error, "1", "", b"")
+    return (delivery_id, state, 0, "first", str(status), "0.25", "0.01", error, "1", "", "", b"")
 
 
 def archive(config: Config) -> int:

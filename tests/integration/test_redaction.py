@@ -209,3 +209,27 @@ def test_calls_are_not_kept(servers, keep, states):
         for key, hash in kept(servers).items()
         if f"{keep}:{{journal}}:delivery" in key and (hash.get(b"call") or b"") and not states
     ] == []
+
+
+def test_the_query_of_a_get_is_kept_no_longer_than_its_call(servers):
+    for keep, left in (("failed", ["failed"]), ("none", [])):
+        prefix = f"get-{keep}"
+        config = f'{URLS}journal = 100\nstate_prefix = "{prefix}"\nkeep_bodies = "{keep}"\n'
+        more = {"methods": ["GET"], "message_headers": {"n": "query:n"}}
+        config += route("/get", answer="accept", **more)
+        gateway = servers.gateway("redis", config)
+        for seconds in (0, "none"):
+            path = f"/get?seconds={seconds}&n=erika%20{keep}"
+            assert fetch(f"{gateway.url}{path}").status == 202
+
+        def ended(gateway=gateway) -> bool:
+            states = sorted(each["state"] for each in shown(gateway)["deliveries"])
+            return states == ["failed", "succeeded"]
+
+        until(ended)
+        found = [
+            hash[b"state"].decode()
+            for key, hash in kept(servers).items()
+            if f"{prefix}:{{journal}}:delivery" in key and b"erika" in b"".join(hash.values())
+        ]
+        assert found == left

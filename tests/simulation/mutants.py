@@ -309,7 +309,7 @@ MUTANTS = [
         "redis.call('ZREM', KEYS[1], id) == 1",
         "redis.call('EXISTS', KEYS[1]) == 1",
     ),
-    _m("an entry that is not written whole", "journal/writing", "whole=not there", "whole=False"),
+    _m("an entry that is not written whole", "relay/recorders", "whole=not there", "whole=False"),
     _m(
         "what the journal's store does not answer given up",
         "journal/writing",

@@ -652,10 +652,11 @@ class Journal:
         return self.run(journal.WRITE, self._most, 100_000, 60_000, 0, 0, *flat)
 
     def begin(self, id: str, task: str = "task") -> Any:
-        return self.write((id, "received", 1, task, "", "", "", "", "", f'{{"id": "{id}"}}', "[]"))
+        about = f'{{"id": "{id}"}}'
+        return self.write((id, "received", 1, task, "", "", "", "", "", about, "", "[]"))
 
     def answer(self, id: str, state: str, status: int, task: str = "task") -> Any:
-        return self.write((id, state, 1, task, status, "0.5", "0.1", "", "", "", ""))
+        return self.write((id, state, 1, task, status, "0.5", "0.1", "", "", "", "", ""))
 
     def refuse(self, id: str) -> None:
         fields = "about", "{}", "call", "[]"

@@ -52,7 +52,7 @@ class Written(NamedTuple):
         known = {"identity": self.identity} if self.identity else {}
         numbers = ("0.1", "", self.error, "1")
         own = (delivery_id, SUCCEEDED, 0, "task", self.status, *numbers)
-        return (*own, json.dumps(about | known), json.dumps([[self.event], {}, {}]).encode())
+        return (*own, json.dumps(about | known), "", json.dumps([[self.event], {}, {}]).encode())
 
 
 ANY = st.sampled_from
@@ -111,7 +111,7 @@ def same(written: list[Written], seen: Any) -> None:
                 server.carrier.pause(0.004 * (number % 3))
                 key = store._keys.of(row[0])
                 if each.state in (REFUSED, IGNORED):
-                    about, call = row[9:]
+                    about, call = row[9], row[11]
                     refusal = Refusal(row[0], about, call, 401, 0.1, each.error, each.state)
                     await store.refuse(refusal)
                 else:

@@ -53,8 +53,11 @@ def send(relaying):
 def entries(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     found: list[Entry] = []
 
-    def write(_: Journal, message: Message, task_id: str, _id: str, state: str, *rest: Any) -> None:
-        (status, seconds, _, error, _), _ = rest
+    def write(
+        _: Journal, message: Message, task_id: str, _id: str, state: str, given: Any, whole: bool
+    ) -> None:
+        status, seconds, _, error, _ = given
+        assert whole
         answer = int(status), float(seconds)
         about = (message.delivery, message.task, task_id, message.queue, *answer)
         found.append(Entry(*about, message.body, error, state=state))
