@@ -232,12 +232,19 @@ class Database:
     ) -> int:
         """Remove the deliveries with these `ids`, and those of which `is_about` is true.
 
-        The latter have `text`, maybe as JSON escapes it. Return how many all these are.
+        The latter have `text`, maybe encoded. Return how many all these are.
         """
         columns = DELIVERIES.c
+        # What may have any letter encoded, in a URL, a form, JSON or base64.
+        encoded = [
+            column.contains(sign, autoescape=True)
+            for column in (columns.call, columns.about, columns.error)
+            for sign in ("%", "\\u00", "__type__")
+        ]
         patterns = {like(text, escaped=True, numbers=each) for each in (False, True)}
         wanted = sa.or_(
             *_has_id(text),
+            *encoded,
             *(self.has_text(each) for each in sorted(patterns)),
             *(sa.func.lower(columns.about).like(each.lower()) for each in sorted(patterns)),
         )

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Collection
-from contextlib import aclosing
+from base64 import b64decode
+from collections.abc import Collection, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import NamedTuple
+from urllib.parse import unquote, unquote_plus
 
 from gateway.claims.claim import CLAIM_KEY, DONE, FAILURE_KEY, TAGGED_KEY, read
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.journal.entry import DAMAGED, Entry
-from gateway.journal.filter import Filter, folded
+from gateway.journal.filter import folded
 from gateway.journal.groups import About, general
 from gateway.journal.store import JournalStore
 from gateway.late.store import due_key, record_key
@@ -38,6 +40,7 @@ return 1
 #: What may have the person still; `docs/archive.md` says more.
 LEFT = (
     "results of tasks in the result store: for {expires:g} s after their end",
+    "requests that wait for their task: their deliveries are written with the answer",
     "answers of tasks that have not ended yet: those that are kept for later tries",
     "messages that no worker has run yet, or that lie in gateway.dead: in RabbitMQ",
     "log lines and traces that were written before, and the log of nginx",
@@ -57,33 +60,62 @@ class Erased(NamedTuple):
 
 
 class SoughtText:
-    """A text that is looked for in all that is known of a delivery, in any case."""
+    """A text that is looked for in all that is known of a delivery, in any case and encoding."""
 
     def __init__(self, text: str):
-        #: As it is, and as a body in JSON may have it.
-        escaped = (json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False))
-        self.forms = sorted({text, *escaped})
-        self._folded = {folded(form) for form in self.forms}
+        self._text = folded(text)
         self._words = folded(_words(text))
-        self._filters = [Filter(text=form) for form in self.forms]
 
     def is_in(self, data: bytes | str) -> bool:
         text = data if isinstance(data, str) else data.decode(errors="replace")
-        whole = folded(text)
-        return any(form in whole for form in self._folded)
+        return any(self._text in folded(each) for each in _readings(text))
 
     def is_of(self, group: About) -> bool:
         text = " ".join(group)
         return self.is_in(text) or bool(self._words and self._words in folded(text))
 
     def is_about(self, entry: Entry) -> bool:
-        if any(each.takes(entry) for each in self._filters):
-            return True
-        # What is known of it beside the call and the error, without the names of that.
+        # All that is known of it, without the names of that.
         parts = (entry.delivery, entry.request, entry.options, *entry.runs)
         known = [each for part in parts for each in part.values()]
-        known += [entry.task, entry.queue, entry.identity]
-        return self.is_in(json.dumps(known, ensure_ascii=False))
+        known += [entry.task, entry.task_id, entry.queue, entry.identity, entry.error]
+        return self.is_in(json.dumps([*known, *entry.arguments()], ensure_ascii=False))
+
+
+#: How often a text may be encoded again: as a form in JSON that is a text in a task's call.
+_ENCODED = 3
+_escape = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.S)
+_of_bytes = re.compile(r'"__value__": ?"([A-Za-z0-9+/=]+)"').findall
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def _readings(text: str) -> Iterator[str]:
+    """Yield what a text says: as it is, and where JSON, a URL, a form or base64 has it encoded.
+
+    It need not be valid, as senders' bodies are not.
+    """
+    yield text
+    for value in _of_bytes(text):  # a body that is not UTF-8
+        with suppress(ValueError):
+            yield from _readings(b64decode(value).decode(errors="replace"))
+    for _ in range(_ENCODED):
+        before = text
+        if "\\" in text:
+            text = _escape.sub(_unescaped, text)
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            yield text
+        if "+" in text:
+            yield unquote_plus(text)
+        if "%" in text:
+            text = unquote(text)
+            yield text
+        if text == before:
+            return
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    number, letter = found.groups()
+    return chr(int(number, 16)) if number else _LETTERS.get(letter, letter)
 
 
 def _words(text: str) -> str:

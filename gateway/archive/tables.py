@@ -122,8 +122,8 @@ def like(text: str, escaped: bool = False, numbers: bool = False) -> str:
     """Return a pattern that is like each text which has `text`, as `folded` has both.
 
     Letters outside ASCII stand for any text: not every database knows their other case. With
-    `escaped` it is also like what has it within JSON, and within JSON in that; with `numbers`, in
-    JSON of ASCII alone.
+    `escaped` it is also like what has it within JSON, and within JSON in that, or with plus signs
+    for spaces; with `numbers`, in JSON of ASCII alone.
     """
 
     def part(each: str) -> str:
@@ -133,6 +133,6 @@ def like(text: str, escaped: bool = False, numbers: bool = False) -> str:
             return "%"
         if numbers and each > "~":
             return json.dumps(each)[1:-1].replace("\\", "%")
-        return "_" if each in "%_\\" else each
+        return "_" if each in "%_\\" or (escaped and each == " ") else each
 
     return storable(f"%{''.join(map(part, text))}%")

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from base64 import b64encode
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote, quote_plus
 from uuid import uuid4
 
 import pytest
@@ -265,7 +267,7 @@ def test_the_same_texts_are_found_and_erased_in_journal_and_archive(config):
     @settings(max_examples=50, deadline=None)
     @given(st.lists(WORDS, min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 4), WORDS)
     def check(words: list[str], number: int, begin: int, other: str) -> None:
-        forms = (str, json.dumps, lambda each: json.dumps(each, ensure_ascii=False))
+        forms = (str, json.dumps, lambda each: json.dumps(each, ensure_ascii=False), *ENCODED)
         texts = [form(f"x{each}y") for each in words for form in forms]
         entries = [text_somewhere(i, text) for i, text in enumerate(texts)]
         with database.writing() as connection:
@@ -282,6 +284,48 @@ def test_the_same_texts_are_found_and_erased_in_journal_and_archive(config):
             assert erased == sum(map(is_about, entries))
 
     check()
+
+
+def by_bytes(text: str) -> str:
+    return "".join(f"%{each:02x}" for each in text.encode())
+
+
+#: How a URL, a form and JSON may have a text.
+ENCODED = (
+    by_bytes,
+    quote_plus,
+    lambda each: json.dumps({"e": quote(each)}),
+    lambda each: "".join(f"\\u{ord(c):04X}" if ord(c) < 0x10000 else c for c in each),
+    lambda each: json.dumps("".join(f"\\u{ord(c):04x}" for c in each if ord(c) < 0x10000)),
+)
+
+
+@pytest.mark.parametrize("text", ["erika@example.com", "Erika Ü", "+49 30 1"])
+def test_a_text_is_erased_however_it_is_encoded(config, text):
+    whole = f"a{text}b"
+    bodies = [form(whole) for form in (str, json.dumps, *ENCODED)]
+    calls = [json.dumps([[{}, {}, body], {}, {}]).encode() for body in bodies]
+    typed = {"__type__": "base64", "__value__": b64encode(b"\xff" + whole.encode()).decode()}
+    calls.append(json.dumps([[{}, {}, typed], {}, {}]).encode())
+    is_about = SoughtText(text).is_about
+    entries = [
+        Entry({"id": f"d{i}"}, "t", "s", "q", None, 0.0, each, position=f"1-{i}")
+        for i, each in enumerate(calls)
+    ]
+    entries += [
+        Entry({"id": name, "query_string": form(whole)}, "t", "s", "q", None, 0.0, b"", position=at)
+        for name, form, at in (("q1", by_bytes, "1-90"), ("q2", quote_plus, "1-91"))
+    ]
+    other = Entry(
+        {"id": "other"}, "t", "s", "q", None, 0.0, b'[["100%", "+"], {}, {}]', position="1-99"
+    )
+    assert all(map(is_about, entries)) and not is_about(other)
+    database = Database(config)
+    database.migrate()
+    with database.writing() as connection:
+        database.write(connection, [row(each) for each in (*entries, other)])
+    assert database.erase(text, is_about, [], dry_run=False) == len(entries)
+    assert [each.id for page in database.pages(Filter(), "") for each in page] == ["other"]
 
 
 def text_somewhere(number: int, text: str) -> Entry:
