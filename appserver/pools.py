@@ -47,7 +47,9 @@ class SettledTasks(bootsteps.Step):
             begin = partial(_apply_here, Watch(worker, is_supervised()))
             pool.terminate_job = _go_on
         elif POOLS.intersection(cls.__module__ for cls in type(pool).__mro__):
-            begin = partial(_apply, pool.on_apply, partial(_passed, pool))
+            lost = _LostConnections()
+            pool.flush = lost.add
+            begin = partial(_apply, pool.on_apply, partial(_passed, pool), lost)
         else:
             return
         pool.on_apply = partial(_begin, pool.on_apply, begin)
@@ -149,6 +151,7 @@ def _passed(pool: Any, timeout: float | None) -> tuple[type[BaseException], ...]
 def _apply(
     on_apply: Callable[..., Any],
     passed: Callable[[float | None], tuple[type[BaseException], ...]],
+    lost: _LostConnections,
     target: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -156,14 +159,28 @@ def _apply(
     **options: Any,
 ) -> Any:
     """Begin a task by the pool's own `on_apply`."""
-    begun = _Begun(target, options["callback"], error_callback, passed(options.get("timeout")))
+    own = options["callback"], error_callback
+    begun = _Begun(target, *own, passed(options.get("timeout")), lost)
     options["callback"] = begun.end
     options["accept_callback"] = partial(begun.accept, options["accept_callback"])
     return on_apply(begun.run, args, kwargs, **options)
 
 
+class _LostConnections:
+    """Counts the worker's lost connections, whose messages come again."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def add(self) -> None:
+        self.number += 1
+
+
 class _Begun:
-    """A task that the pool has begun; the pool calls `accept`, `run`, and `end` with the result."""
+    """A task that the pool was given; the pool calls `accept`, `run`, and `end` with the result.
+
+    One that is not begun before its connection is lost is forgotten, as its message comes again.
+    """
 
     def __init__(
         self,
@@ -171,12 +188,17 @@ class _Begun:
         callback: Callable[[Any], object],
         error_callback: Callable[[ExceptionInfo], object],
         passed: tuple[type[BaseException], ...],
+        lost: _LostConnections,
     ):
         self._target, self._callback, self._error_callback = target, callback, error_callback
         self._passed = passed
-        self._killed = False
+        self._lost, self._lost_before = lost, lost.number
+        self._killed = self._forgotten = False
 
     def accept(self, callback: Callable[..., object], *args: Any) -> None:
+        self._forgotten = self._lost.number > self._lost_before
+        if self._forgotten:
+            return
         try:
             callback(*args)
         except Exception:
@@ -187,6 +209,8 @@ class _Begun:
             self._killed = True
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._forgotten:
+            return None
         try:
             if self._killed:
                 raise Terminated("before it was begun")
@@ -198,6 +222,8 @@ class _Begun:
 
     def end(self, result: Any) -> None:
         """Pass on what `run` has returned, or the pool has made of an exception."""
+        if self._forgotten:
+            return
         try:
             if isinstance(result, ExceptionInfo):
                 self._error_callback(result)

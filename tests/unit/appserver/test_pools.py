@@ -219,6 +219,40 @@ def test_a_worker_that_ends_begins_no_task(end, pool):
     assert not state.reserved_requests
 
 
+def test_what_is_not_begun_when_the_connection_is_lost_is_forgotten(app):
+    pool, ran, lost, ended = (
+        get_implementation("threads")(1),
+        [],
+        threading.Event(),
+        threading.Event(),
+    )
+    SettledTasks(None).create(SimpleNamespace(pool=pool))
+    pool.start()
+
+    @app.task(bind=True, name="note", shared=False, ignore_result=True)
+    def note(self) -> None:
+        ran.append(self.request.id)
+        assert lost.wait(TIMEOUT)
+        if self.request.id == "again":
+            ended.set()
+
+    app.finalize()
+    settled: dict[str, list[str]] = {"begun": [], "waiting": [], "again": []}
+    requests = {
+        each: make(app, app.tasks["note"], pool, its, {}, {"id": each})
+        for each, its in settled.items()
+    }
+    requests["begun"].execute_using_pool(pool)
+    requests["waiting"].execute_using_pool(pool)
+    pool.flush()  # as the consumer does where its connection is lost
+    requests["again"].execute_using_pool(pool)
+    lost.set()
+    assert ended.wait(TIMEOUT)
+    pool.stop()
+    assert ran == ["begun", "again"]
+    assert settled == {"begun": [ACK], "waiting": [], "again": [ACK]}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_while_a_pool_ends_heartbeats_are_sent_and_acknowledgements_written(monkeypatch, fails):
     beats, flushed, pool = [], threading.Event(), get_implementation("threads")(1)
