@@ -118,8 +118,14 @@ _fair_by = pointing(
 )
 #: The largest priority that AMQP can carry.
 _HIGHEST = 255
-#: The headers of Celery's protocol, which `message_headers` must not replace.
-_CELERYS = frozenset(Message("", "", "", b"", {}).headers()) | {"stamps", "stamped_headers"}
+#: Headers that `message_headers` must not have, and whose they are: those of Celery's protocol, and
+#: those that RabbitMQ reads or writes, as it does the number of deliveries.
+_RESERVED = {
+    **dict.fromkeys(
+        [*Message("", "", "", b"", {}).headers(), "stamps", "stamped_headers"], "Celery"
+    ),
+    **dict.fromkeys(["CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"], "RabbitMQ"),
+}
 #: Arguments of a dynamic queue that follow `queue_expires`.
 _OWN = ("x-expires", "x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key")
 
@@ -403,8 +409,8 @@ def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
 
 def _of_call(task: TaskSettings) -> Iterator[str]:
     for name in task.message_headers:
-        if name in _CELERYS:
-            yield f"message_headers: {name} is one of Celery's own"
+        if name in _RESERVED:
+            yield f"message_headers: {name} is one of {_RESERVED[name]}'s own"
     for name in task.kwargs or ():
         if not name.isidentifier():
             yield f"kwargs: {name!r} is no name of an argument"

@@ -173,7 +173,8 @@ async def running(config: Config, ask: Ask) -> list[str]:
 def differences(own: Line, lines: Iterable[Line]) -> list[Difference]:
     """Say by what other gateways differ from this one.
 
-    One with other routes under another prefix is another deployment, and does not matter.
+    One under another prefix is another deployment, and does not matter, unless both its routes and
+    its broker are the same.
     """
     return [
         Difference(line.name, kind, text)
@@ -185,7 +186,10 @@ def differences(own: Line, lines: Iterable[Line]) -> list[Difference]:
 def _beside(own: Line, lines: Iterable[Line]) -> list[Line]:
     """Return the lines of other gateways of the same deployment."""
     others = (line for line in lines if line.name != own.name)
-    return [line for line in others if line.prefix == own.prefix or line.routes == own.routes]
+    same = own.routes, own.broker
+    return [
+        each for each in others if each.prefix == own.prefix or (each.routes, each.broker) == same
+    ]
 
 
 def _between(own: Line, other: Line) -> Iterable[tuple[str, str]]:

@@ -97,6 +97,10 @@ class Original(NamedTuple):
             return cls(*args)
         return None
 
+    def method(self, query_string: str) -> str:
+        """Return the request's method: the body of a GET is its query string; a PUT is a POST."""
+        return "GET" if query_string and self.raw == query_string.encode() else "POST"
+
     @property
     def raw(self) -> bytes | None:
         """The bytes of the body; None: they cannot be read."""

@@ -182,7 +182,8 @@ class Pipeline(Connection):
 
     def _miss(self, error: str) -> None:
         if error != self.error and self._name:
-            log.warning("%s: Redis cannot be used: %s", self._name, error)
+            text = "%s: Redis cannot be used: %s; `gateway check` says what to do"
+            log.warning(text, self._name, error)
         self.error, self.well_since = error, inf
 
     async def _watch(self, client: Client) -> None:

@@ -131,7 +131,8 @@ class Subscription(Connection):
                 renewed = isinstance(exc, _Renewed)
                 if not self.error:
                     level = logging.INFO if renewed else logging.WARNING
-                    log.log(level, "%s lost: %s", self._name, described(exc))
+                    why = str(exc) if renewed else described(exc)
+                    log.log(level, "%s lost: %s", self._name, why)
                 # If a connection was cut and was not silent, reconnect immediately, and go on
                 # meanwhile: what is missed is looked for after that, and a server that has ended
                 # refuses the connection within milliseconds.

@@ -40,7 +40,7 @@ class RedisPush(KeepsByTaskId):
         self._throttling = ReadThrottling(partial(metrics.get, "gateway_in_flight"))
         self.publisher = publisher_for(config, metrics, self._throttling)
         self._results = Pipeline(
-            lambda: result_store.connect(config), "missed results", patience=CONNECT_TIMEOUT
+            lambda: result_store.connect(config), "results", patience=CONNECT_TIMEOUT
         )
         self._prefix = result_store.key_prefix(config)
         self._skip = len(self._prefix.encode())

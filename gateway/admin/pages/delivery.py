@@ -268,7 +268,8 @@ def commands(config: Config, entry: Entry, request: Original | None) -> dict[str
     base = config.public_url or config.local_url
     url = f"{base}{entry.request.get('path', filled)}" + (f"?{text}" if text else "")
     own = {name: value for name, value in request.headers.items() if name not in _CURLS}
-    made = {"curl": shell.curl(entry.request.get("method", "POST"), url, own, data)}
+    method = entry.request.get("method") or request.method(text)
+    made = {"curl": shell.curl(method, url, own, b"" if method == "GET" else data)}
     if source := delivery.get("source", ""):
         before, argument = shell.argument(data, "-")
         event = f" --event {shell.quoted(delivery['event'])}" if delivery.get("event") else ""

@@ -13,7 +13,7 @@ from gateway.amqp import broker
 from gateway.amqp import workers as remote
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import ReplyChannel, blocked, connected
-from gateway.cli.checks import long_tasks, queues, results, stores, workers
+from gateway.cli.checks import long_tasks, queues, results, stores, worker_settings, workers
 from gateway.cli.checks.finding import LIMIT, Finding, fail, ok, skipped, warn
 from gateway.config.settings import Config
 from gateway.stores import result_store
@@ -127,7 +127,7 @@ async def _inspect(
     # Once more, as the workers have told which queues they consume.
     lines[about_queues] = [*queues.judge(config, inspected, answers.consumed), *others]
     lines += workers.judge(config, seen, answers)
-    lines += long_tasks.judge(config, answers)
+    lines += [*long_tasks.judge(config, answers), *worker_settings.early(config, answers)]
     lines += await results.check(config, channel, seen, answers, deadline)
 
 

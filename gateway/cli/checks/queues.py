@@ -26,6 +26,7 @@ _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for queue .*: received .* but current is "
     r"(?:the value )?(.*?)(?: of type '(\w+)')?$"
 )
+_IN_VHOST = re.compile(r"in vhost '([^']*)'")
 
 #: The remedy for workers that do not know that a queue is a quorum queue.
 _STOCK = (
@@ -265,7 +266,7 @@ async def remove(connection: TurnConnection, name: str) -> Finding:
         if exc.reply_code != 540:
             raise
         # RabbitMQ has no such condition for quorum queues.
-        remedy = f"it was empty, and nothing consumed it: rabbitmqctl delete_queue {name}"
+        remedy = f"it was empty, and nothing consumed it: {_delete(name, exc)}"
         return fail(check, f"not deleted: {exc.reply_text}", remedy)
     return ok(check, "deleted: it was empty, and no worker consumed it")
 
@@ -298,12 +299,20 @@ def _other(task: TaskSettings, refused: Mapping[str, ChannelClosedByBroker]) -> 
     if not task.declare and argument != "x-queue-type":
         return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
-    return [fail(name, problem, _adapt(list(refused), argument, current.strip("'"), kind))]
+    delete = _delete(next(iter(refused)), exc)
+    return [fail(name, problem, _adapt(list(refused), argument, current.strip("'"), kind, delete))]
 
 
-def _adapt(names: list[str], argument: str, current: str, kind: str) -> str:
+def _delete(name: str, exc: ChannelClosedByBroker | ConnectionClosedByBroker) -> str:
+    """Return the command that deletes a queue, of which the broker says in which vhost it is."""
+    vhost = _IN_VHOST.search(exc.reply_text)
+    where = f" -p '{vhost[1]}'" if vhost and vhost[1] != "/" else ""
+    return f"rabbitmqctl delete_queue{where} {name}"
+
+
+def _adapt(names: list[str], argument: str, current: str, kind: str, delete: str) -> str:
     """Return the remedy for a difference, where the queues' argument has the value `current`."""
-    delete = f"delete it once it is empty: rabbitmqctl delete_queue {names[0]} --if-empty"
+    delete = f"stop its workers, and delete it when it is empty: {delete} --if-empty"
     if len(names) > 1:
         delete += f" (and so each of {ranged(names)})"
     if names == ["celery"] or not argument.startswith("x-"):

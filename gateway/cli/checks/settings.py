@@ -74,7 +74,7 @@ def bodies(config: Config) -> Iterator[Finding]:
         largest = of(options).max_body
         if largest and largest > config.max_body:
             problem = f"its sender's largest body, {largest} bytes, is above max_body: a 413"
-            yield warn(f"source {name}", problem, f"set max_body = {largest}")
+            yield warn(f"source {name}", problem, f"set max_body = {largest}, and nginx' own limit")
 
 
 def events(config: Config) -> Iterator[Finding]:

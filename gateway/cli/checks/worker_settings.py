@@ -21,7 +21,7 @@ from gateway.config.settings import Config
 from gateway.config.urls import database
 from gateway.stores import result_store
 
-STORED = "stored results"
+STORED, EARLY = "stored results", "acknowledgements"
 SAME = (
     "set the same result_backend in the workers' app and for the gateway (GATEWAY_RESULT_BACKEND "
     "is the app server's and the gateway's), and restart them"
@@ -80,6 +80,29 @@ def untold(answers: Answers) -> list[Finding]:
         return []
     problem = f"{listed(names)}: the settings are answered with an error, and not checked"
     return [warn(STORED, problem, _ASK)]
+
+
+def early(config: Config, answers: Answers) -> list[Finding]:
+    """Return a warning about workers that lose accepted deliveries if they are killed."""
+    accepting = [route for route in config.routes if route.answer != "wait" or route.prefer]
+    queues = {queue for route in accepting for queue in route.queue_names}
+    names = [
+        name
+        for name, conf in sorted(of(answers).items())
+        if not conf.get("task_acks_late")
+        and queues.intersection(answers.workers[name].queues or ())
+    ]
+    if not names:
+        return []
+    problem = (
+        f"{listed(names)}: a message is acknowledged before its task has run, as task_acks_late is "
+        "not set: what was answered 2xx is lost if the worker is killed"
+    )
+    remedy = (
+        "appserver.setup(app), or task_acks_late = task_reject_on_worker_lost = True in their app; "
+        "ignore it if each task has acks_late=True"
+    )
+    return [warn(EARLY, problem, remedy)]
 
 
 def forms(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:

@@ -262,8 +262,10 @@ class Forwarder:
         for name, value in request.headers.items():
             if name.lower() not in _OWN:
                 headers[name] = value
+        method = request.method(query_string)
         asked = HTTPRequest(
-            parts._replace(query=query).geturl(), "POST", headers, request.raw,
+            parts._replace(query=query).geturl(), method, headers,
+            None if method == "GET" else request.raw,
             follow_redirects=False, decompress_response=False, connect_timeout=_TIMEOUT,
             request_timeout=_TIMEOUT,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from gateway.amqp.workers import Answers, Worker
 from gateway.cli.checks import queues, settings, workers
 from gateway.cli.checks.finding import Finding, ranged
 from gateway.cli.checks.queues import Inspected, Seen
+from gateway.cli.checks.worker_settings import early
 from gateway.config.pointers import overlap
 from gateway.config.settings import Config
 from gateway.sources import SCHEMES, find
@@ -96,8 +97,9 @@ def test_fair_queues_of_another_type_are_one_line_whose_remedy_is_for_each():
     (finding,) = judge(dict.fromkeys(NAMES, other), FAIR)
     assert (finding.status, finding.check) == ("fail", ALL)
     assert finding.remedy == (
-        'set queue_type = "quorum" in the route, or delete it once it is empty: rabbitmqctl '
-        "delete_queue orders.fair.0 --if-empty (and so each of orders.fair.0 to orders.fair.15)"
+        'set queue_type = "quorum" in the route, or stop its workers, and delete it when it is '
+        "empty: rabbitmqctl delete_queue orders.fair.0 --if-empty (and so each of orders.fair.0 to "
+        "orders.fair.15)"
     )
 
 
@@ -338,3 +340,37 @@ def test_what_is_not_told_is_not_compared(told):
 
 def test_a_task_without_a_signature_is_not_told():
     assert not hasattr(started(type), PARAMETERS)
+
+
+STOCK = {"result_backend": "redis://h/0"}
+
+
+@pytest.mark.parametrize(
+    ("route", "conf", "found"),
+    [
+        ({"answer": "accept"}, {**STOCK, "task_acks_late": False}, True),
+        ({"answer": "wait-then-accept"}, STOCK, True),
+        ({"prefer": True}, STOCK, True),
+        ({"answer": "accept"}, {**STOCK, "task_acks_late": True}, False),
+        ({"answer": "accept"}, {}, False),  # they are not told
+        ({"answer": "accept", "queue": "other"}, STOCK, False),
+        ({}, STOCK, False),
+    ],
+)
+def test_workers_that_lose_what_was_accepted_are_named(route, conf, found):
+    config = Config(routes=[{"path": "/", "queue": "q", **route}])
+    answers = Answers()
+    answers.take("active_queues", {"w": [{"name": "q"}]})
+    answers.take("conf", {"w": conf})
+    lines = early(config, answers)
+    assert [(line.status, line.check) for line in lines] == [("warn", "acknowledgements")] * found
+    assert all(line.problem.startswith("w: ") for line in lines)
+
+
+def test_the_command_that_deletes_a_queue_names_its_virtual_host():
+    for vhost, option in (("/", ""), ("shop", " -p 'shop'")):
+        text = f"inequivalent arg 'x-queue-type' for queue 'q' in vhost '{vhost}': received "
+        text += "'classic' but current is 'quorum'"
+        other = Inspected(Seen(1, 0), ChannelClosedByBroker(406, f"PRECONDITION_FAILED - {text}"))
+        (finding,) = judge({"q": other}, {"path": "/", "queue": "q"})
+        assert f"rabbitmqctl delete_queue{option} q --if-empty" in finding.remedy

@@ -93,6 +93,7 @@ def test_a_call_without_arguments_is_one():
         ({"countdown": 5, "expires": 5}, "has to be above countdown"),
         ({"time_limit": 5, "soft_time_limit": 5}, "has to be below time_limit"),
         ({"message_headers": {"id": "event"}}, "one of Celery's own"),
+        ({"message_headers": {"x-delivery-count": "header:n"}}, "one of RabbitMQ's own"),
         ({"priority": 256}, "255"),
         ({"link": "t"}, "Extra inputs are not permitted"),
         ({"eta": "2030-01-01T00:00:00Z"}, "Extra inputs are not permitted"),

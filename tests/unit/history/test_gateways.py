@@ -70,9 +70,8 @@ def test_each_difference_is_said_in_words():
     }
     assert kinds(own, other(silent=1_800.0)) == {"lost": "it has not been heard of for 30 min"}
     assert kinds(own, other(version="0.9")) == {"version": f"version {own.version} here, there 0.9"}
-    assert list(kinds(own, other(secret_key="", prefix="x", broker=["y"]))) == [
-        "secret_key", "prefix", "broker",
-    ]  # fmt: skip
+    assert list(kinds(own, other(secret_key="", prefix="x"))) == ["secret_key", "prefix"]
+    assert list(kinds(own, other(broker=["y"]))) == ["broker"]
 
     changed = line("b:1", routes=[{"path": "/a"}, {"path": "/b", "deadline": 1}, {"path": "/d"}])
     assert kinds(own, changed) == {
@@ -92,3 +91,5 @@ def test_another_deployment_does_not_matter():
     assert kinds(own, line("b:1", state_prefix="other", routes=[{"path": "/other"}])) == {}
     assert list(kinds(own, line("b:1", routes=[{"path": "/other"}]))) == ["routes"]
     assert list(kinds(own, line("b:1", state_prefix="other"))) == ["prefix"]
+    # Staging, in a virtual host of its own, has the routes of production.
+    assert kinds(own, line("b:1", state_prefix="other", broker_url="amqp://h/staging")) == {}

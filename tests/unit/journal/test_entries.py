@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.journal.entry import End, Entry
+from gateway.journal.entry import End, Entry, Original
 from gateway.journal.filter import Filter
 from gateway.journal.writing import end_of
 
@@ -97,3 +97,8 @@ def test_the_error_is_searched_too_and_a_sender_that_has_left_is_a_status():
     gone = entry(status=0, error="KeyError: id")
     assert Filter(text="KeyError", status="gone").takes(gone)
     assert not Filter(status="gone").takes(entry(status=None))
+
+
+def test_a_get_is_known_by_its_query():
+    for query, body, method in (("a=1", "a=1", "GET"), ("a=1", "b", "POST"), ("", "", "POST")):
+        assert Original({}, {}, body).method(query) == method
