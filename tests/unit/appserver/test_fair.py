@@ -145,7 +145,7 @@ def test_each_fair_queue_has_a_limit_of_its_own():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("limit", "number"), [(None, 1), ("5", 5)])
+@pytest.mark.parametrize(("limit", "number"), [(None, 1), ("1", 1), ("1000", 1000)])
 def test_a_small_pool_gets_one_message_of_each_queue_or_what_is_set(monkeypatch, limit, number):
     if limit:
         monkeypatch.setenv("GATEWAY_FAIR_PREFETCH", limit)

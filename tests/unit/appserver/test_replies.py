@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from struct import unpack
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from amqp.basic_message import Message
@@ -20,6 +20,7 @@ from appserver.reply_backend import (
     ReplyBackend,
     SentinelReplyBackend,
     StorelessReplyBackend,
+    carry_over,
     encode,
     json_result,
     must_store,
@@ -163,3 +164,24 @@ def read_frames(stream, channel_id):
         assert channel == channel_id
         yield kind, stream.read(size)
         assert stream.read(1) == b"\xce"
+
+
+def test_a_signature_in_the_place_of_a_task_keeps_its_own_headers(celery):
+    app = celery(broker=NOWHERE, backend=STORELESS)
+    own = {"task_id": "1", "headers": {"tenant": "a"}}
+    body = ([], {}, {"chain": [{"options": own}, {"options": {"task_id": "2"}}]})
+
+    @app.task(bind=True, shared=False)
+    def replacing(self) -> None:
+        carry_over(body, {"id": "another"}, {})
+
+    delivery = {"id": "d"}
+    replacing.push_request(id="1", reply_to="gateway.reply.1", headers={"delivery": delivery})
+    try:
+        with patch("appserver.reply_backend.current_task", replacing):
+            replacing.run()
+    finally:
+        replacing.pop_request()
+    assert own["headers"] == {"delivery": delivery, "tenant": "a"}
+    assert own["reply_to"] == "gateway.reply.1"
+    assert body[2]["chain"][1] == {"options": {"task_id": "2"}}

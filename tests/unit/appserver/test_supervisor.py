@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -9,11 +10,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from signal import SIGINT, SIGQUIT, SIGTERM
+from types import SimpleNamespace
 
 import pytest
+from celery.exceptions import TimeLimitExceeded
+from celery.worker import state
 
 from appserver import supervisor
 from appserver.supervisor import RECYCLED, VARIABLE, Worker, main, supervise
+from appserver.watch import TimeIsUp, Watch
 from gateway.stack.server import poll
 
 TIMEOUT = 30  # seconds
@@ -160,3 +165,16 @@ def test_workers_have_names_and_options(monkeypatch):
         [*celery, "-P", "solo", "-c", "1", "-n", f"quick{number}@%h"] for number in (1, 2)
     ]
     assert VARIABLE not in os.environ
+
+
+def test_the_hard_limit_is_told_and_its_worker_replaced(monkeypatch):
+    watch, told = Watch(SimpleNamespace(pool=SimpleNamespace(options={})), limits=False), []
+    monkeypatch.setattr(state, "should_stop", None)
+
+    def target() -> None:
+        raise TimeIsUp
+
+    with pytest.raises(TimeLimitExceeded):
+        watch.run(target, lambda soft, seconds: told.append((soft, seconds)), None, None)
+    assert told == [(False, math.inf)] and state.should_stop == RECYCLED
+    assert not watch.runs

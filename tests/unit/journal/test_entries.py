@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.journal.entry import End, Entry, Original
-from gateway.journal.filter import Filter
+from gateway.journal.entry import End, Entry, Original, stored
+from gateway.journal.filter import Filter, read_route, read_status, read_until
 from gateway.journal.writing import end_of
 
 
@@ -17,7 +17,7 @@ def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("stored", "end"),
+    ("kept", "end"),
     [
         ({"status": "SUCCESS", "result": "x"}, End("succeeded")),
         ({"status": "PENDING"}, None),
@@ -39,8 +39,8 @@ def failure(kind: str, *message: object, status: str = "FAILURE") -> dict[str, A
          End("dead-lettered", "WorkerLostError: it lies in 'gateway.dead' now")),
     ],
 )  # fmt: skip
-def test_the_state_of_a_result(stored: dict[str, Any], end: End | None):
-    assert end_of(json.dumps(stored).encode()) == end
+def test_the_state_of_a_result(kept: dict[str, Any], end: End | None):
+    assert end_of(json.dumps(kept).encode()) == end
 
 
 def test_a_result_that_is_no_json_is_a_failure():
@@ -102,3 +102,27 @@ def test_the_error_is_searched_too_and_a_sender_that_has_left_is_a_status():
 def test_a_get_is_known_by_its_query():
     for query, body, method in (("a=1", "a=1", "GET"), ("a=1", "b", "POST"), ("", "", "POST")):
         assert Original({}, {}, body).method(query) == method
+
+
+def test_what_no_filter_can_be_is_refused():
+    for read, wrong, right in (
+        (read_route, "orders", ["", "/orders", "*orders"]),
+        (read_status, "20", ["", "5xx", "gone"]),
+        (read_until, "9999-01-01T00:00Z", ["9998-12-31T00:00Z", "2h"]),
+        (read_until, "1969-12-31T00:00Z", ["1970-01-01T00:00Z"]),
+    ):
+        with pytest.raises(ValueError, match=f"^{wrong}: is "):
+            read(wrong)
+        for text in right:
+            read(text)
+
+
+@pytest.mark.parametrize("name", ["remote", "traceparent", "query_string", "edited_from"])
+def test_a_delivery_whose_text_is_none_is_damaged(name):
+    about = {"delivery": {**entry().delivery, name: 5}, "task": "t", "queue": "q", "options": {}}
+    known = {"about": json.dumps(about), "state": "accepted", "task_id": "t", "position": "1-1"}
+    flat = [each.encode() for pair in known.items() for each in pair]
+    assert stored("d1", flat) is None
+    about["delivery"][name] = "text"
+    flat[1] = json.dumps(about).encode()
+    assert stored("d1", flat) is not None

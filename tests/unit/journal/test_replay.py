@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.journal import replay
 from gateway.journal.entry import Entry
-from gateway.journal.replay import Replay, Replayer, aimed, superseded
+from gateway.journal.replay import Replay, Replayer, aimed, refusals, superseded
 from gateway.pending_task import PendingTask
 
 PATH = {"path": "/orders"}
@@ -216,3 +216,24 @@ async def test_without_an_identity_each_is_by_itself():
 
 async def test_one_that_is_gone_meanwhile_is_not_replaced():
     assert await superseded(Journal(), [try_of("a", "failed")]) == {}
+
+
+async def test_those_that_cannot_be_published_again_are_told_with_the_reason():
+    call, away = b"[[], {}, {}]", {"id": "d", "route": "/gone", "event": ""}
+    known = {
+        "well": entry(call=call), "elsewhere": entry(call=call, delivery=away),
+        "dropped": entry(call=b""), "gone": None,
+    }  # fmt: skip
+    config = Config(
+        broker_url="amqp://h//", routes=[PATH | {"task": "shop.take", "queue": "orders"}]
+    )
+
+    class Known:
+        async def get(self, delivery_id: str) -> Entry | None:
+            return known[delivery_id]
+
+    chosen = [entry(delivery={"id": each}) for each in known]
+    found = await refusals(config, Known(), chosen)
+    assert {name: text.split(":")[0] for name, text in found.items()} == {
+        "dropped": "cannot be replayed as it was", "elsewhere": "not taken"
+    }  # fmt: skip

@@ -161,3 +161,9 @@ async def test_a_message_is_kept_after_its_confirm_where_something_may_read_it(
     assert limits.bytes == len(body) * kept + 5
     pending.settle(Outcome(SUCCESS, "done"))
     assert (limits.bytes, len(made.given)) == (0, 1)
+
+
+def test_a_whole_post_to_a_results_url_is_refused(harness):
+    whole = Request("POST", "/results/x", "", {}, b"hello", "127.0.0.1", monotonic(), 0.0)
+    answer = harness.send(whole)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")

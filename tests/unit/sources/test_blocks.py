@@ -21,6 +21,7 @@ from gateway.errors import ConfigError
 from gateway.process import handover
 from gateway.sources import of, options_class
 from gateway.sources.base import Draft, Signed, Source
+from gateway.sources.places import Place, encoded
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import is_secret, post
 from tests.unit.sources.messages import source as of_scheme
@@ -316,3 +317,8 @@ def test_a_place_may_be_in_an_array():
     body = rb'[{"id":7,"type":"a\ud83d","x":NaN}]'
     verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
     assert (verified.identity, verified.event) == ('[7, "a?"]', "a?")
+
+
+def test_a_text_has_the_bytes_that_were_received():
+    assert (encoded("\xe9", True), encoded("\xe9")) == (b"\xe9", "\xe9".encode())
+    assert Place("header:X-A|base64|json:/b").plain == "header:x-a"
