@@ -3,8 +3,8 @@
 The seed decides which lines of `ROOMS` are changed, and how. Each mutant runs in a copy of all:
 first the tests of tests/unit that enter its line, then the simulator's `SEEDS`, until something
 fails. If nothing does, a test is missing, or only a real server shows it, or the mutant means the
-same as the text. Those that mean the same are in `EQUIVALENT`, with the reason, and others take
-their place.
+same as the text. Those that mean the same are in `equivalent_mutants.json`, with the reason, and
+others take their place.
 
     python -m tests.random_mutants --number 20
 
@@ -40,8 +40,8 @@ SEEDS = {"pika,redis": "500000-500014", "worker": "500000-500029"}
 PATIENCE = 300  # seconds for the tests, and for each of the simulator's runs, of one mutant
 MOST = 150  # tests of one mutant: a line that all tests enter needs few of them
 
-#: What means the same as the text: the mutant's name, and why.
-EQUIVALENT: dict[str, str] = {}
+#: What means the same as the text, or as much to a user: the mutant's name, and why.
+EQUIVALENT: dict[str, str] = json.loads((ROOT / "tests" / "equivalent_mutants.json").read_text())
 
 _COMPARED: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Eq: ("==", "!="),

@@ -108,6 +108,9 @@ async def test_a_key_is_fetched_once_while_many_ask_and_then_known(sender):
         sender.held.set()
         await settle()
         assert [keys.get(wanted()) for _ in range(50)] == [1] * 50
+        sender.now += PAUSE + 1  # it is fresh still
+        assert keys.get(wanted()) == 1
+        await settle()
         assert sender.asked == {"a": 1}
 
 

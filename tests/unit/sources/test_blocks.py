@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -322,3 +323,11 @@ def test_a_place_may_be_in_an_array():
 def test_a_text_has_the_bytes_that_were_received():
     assert (encoded("\xe9", True), encoded("\xe9")) == (b"\xe9", "\xe9".encode())
     assert Place("header:X-A|base64|json:/b").plain == "header:x-a"
+
+
+@pytest.mark.parametrize(
+    ("status", "valid"), [(199, False), (200, True), (299, True), (300, False)]
+)
+def test_a_handshake_is_answered_well(status, valid):
+    with nullcontext() if valid else pytest.raises(ValidationError, match="status"):
+        source(handshakes=[{"method": "GET", "status": status}])
