@@ -325,7 +325,7 @@ def test_a_text_has_the_bytes_that_were_received():
     assert Place("header:X-A|base64|json:/b").plain == "header:x-a"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(("status", "valid"), [(199, False), (200, True), (299, True), (300, False)])
     ("status", "valid"), [(199, False), (200, True), (299, True), (300, False)]
 )
 def test_a_handshake_is_answered_well(status, valid):
