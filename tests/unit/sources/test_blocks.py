@@ -325,9 +325,8 @@ def test_a_text_has_the_bytes_that_were_received():
     assert Place("header:X-A|base64|json:/b").plain == "header:x-a"
 
 
-@pytest.mark.parametrize(("status", "valid"), [(199, False), (200, True), (299, True), (300, False)])
-    ("status", "valid"), [(199, False), (200, True), (299, True), (300, False)]
-)
-def test_a_handshake_is_answered_well(status, valid):
+@pytest.mark.parametrize("status", [199, 200, 299, 300])
+def test_a_handshake_is_answered_well(status):
+    valid = 200 <= status < 300
     with nullcontext() if valid else pytest.raises(ValidationError, match="status"):
         source(handshakes=[{"method": "GET", "status": status}])
