@@ -20,7 +20,7 @@ from appserver.poison import PoisonAwareTasks
 from appserver.pools import SettledTasks
 from appserver.process_pool import UseProcessPool
 from appserver.queues import named_queues
-from appserver.refused_queues import AbsentQueues
+from appserver.refused_queues import RefusedQueues
 from appserver.reply_backend import ReplyMixin, carry_over
 from appserver.task_stream import Stream
 from appserver.watch import EndWithSupervisor
@@ -81,7 +81,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
         )
     )
     app.steps["consumer"].update(
-        (AbsentQueues, DeadLetters, LeaveFrozenNode, PromptEvents, RemoveBeginnings, Stream)
+        (DeadLetters, LeaveFrozenNode, PromptEvents, RefusedQueues, RemoveBeginnings, Stream)
     )
     consume_fairly(app, fair)
     if app.configured:

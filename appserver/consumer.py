@@ -20,7 +20,7 @@ from appserver.lost_results import lost_results
 from appserver.poison import UNUSABLE, dispose
 from appserver.private_parts import PrivateParts
 from appserver.queues import DYNAMIC_EXCHANGE
-from appserver.refused_queues import leave_out, take_as_it_is
+from appserver.refused_queues import leave_out
 
 RECONNECT_INTERVAL_MAX = 5  # seconds
 LOCKED_PAUSE = 1.0  # seconds until a worker asks again for a queue that another connection has
@@ -52,8 +52,8 @@ class PromptConsumer(Consumer):
     _limit_of_each_queue = False
     #: Where the last connection was lost.
     _left: Node | None = None
-    #: The classic queues whose node is down.
-    absent: frozenset[str] = frozenset()
+    #: The queues that the broker refuses.
+    refused: frozenset[str] = frozenset()
 
     class Blueprint(Consumer.Blueprint):
         default_steps = [
@@ -119,7 +119,7 @@ class PromptConsumer(Consumer):
                 ", ".join(beginnings(self.app).keep_all()) or "it has ended meanwhile",
             )
         elif isinstance(exc, amqp.PreconditionFailed):
-            take_as_it_is(self, str(exc))
+            leave_out(self, str(exc))
 
     def ensure_connected(self, conn: Any) -> Any:
         """Connect, with pauses of 1 to 5 s between attempts; Celery's grow to 30 s.

@@ -1,7 +1,8 @@
-"""Limit how deep JSON may be nested; Python's own limit differs from version to version."""
+"""JSON within JSON: how deep it may be nested, as Python's own limit differs, and its escapes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -45,3 +46,19 @@ def _levels(value: Any) -> Iterator[list[Any]]:
         inner = (each for each in level if isinstance(each, _INNER))
         values = (each.values() if isinstance(each, dict) else each for each in inner)
         level = list(chain.from_iterable(values))
+
+
+_escape = re.compile(r'\\(?:u([0-9A-Fa-f]{4})|(["\\/bfnrt]))')
+_CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def unescaped(text: str) -> str:
+    """Return a text, of which not all has to be JSON, with JSON's escapes undone once."""
+    if "\\" not in text:
+        return text
+    plain = _escape.sub(lambda found: _letter(*found.groups()), text)
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _letter(number: str | None, letter: str) -> str:
+    return chr(int(number, 16)) if number else _CONTROLS.get(letter, letter)

@@ -253,8 +253,8 @@ class Trial:
 def _another(row: Row) -> Row:
     """Return a delivery that differs by its ids only: to make one takes too much of the time."""
     old, new, task = row[0], str(uuid.uuid4()), row[3]
-    about, call = row[9].replace(old, new), row[10].replace((task or old).encode(), new.encode())
-    return (new, *row[1:3], task and new, *row[4:9], about, call)
+    about, call = row[9].replace(old, new), row[11].replace((task or old).encode(), new.encode())
+    return (new, *row[1:3], task and new, *row[4:9], about, row[10], call)
 
 
 def _median_and_most(values: list[Any]) -> list[float]:

@@ -158,7 +158,7 @@ def _row(entry: Entry) -> Row:
     numbers = (f"{entry.seconds:.6f}", "0.004", entry.error, "1")
     state = SUCCEEDED if entry.state == ANSWERED_LATE else entry.state  # as it is at first
     own = (entry.id, state, 0, entry.task_id, str(entry.status), *numbers)
-    return (*own, json.dumps(about), entry.call)
+    return (*own, json.dumps(about), "", entry.call)
 
 
 def fill_archive(config: Config, many: int) -> None:

@@ -24,6 +24,7 @@ from gateway.journal.filter import folded
 from gateway.journal.groups import About, general
 from gateway.journal.store import JournalStore
 from gateway.late.store import due_key, record_key
+from gateway.nesting import unescaped
 from gateway.stores import result_store
 from gateway.stores.state_store import StateStore
 
@@ -84,9 +85,7 @@ class SoughtText:
 
 #: How often a text may be encoded again: as a form in JSON that is a text in a task's call.
 _ENCODED = 3
-_escape = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.S)
 _of_bytes = re.compile(r'"__value__": ?"([A-Za-z0-9+/=]+)"').findall
-_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 def _readings(text: str) -> Iterator[str]:
@@ -100,10 +99,8 @@ def _readings(text: str) -> Iterator[str]:
             yield from _readings(b64decode(value).decode(errors="replace"))
     for _ in range(_ENCODED):
         before = text
-        if "\\" in text:
-            text = _escape.sub(_unescaped, text)
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            yield text
+        text = unescaped(text)
+        yield text
         if "+" in text:
             yield unquote_plus(text)
         if "%" in text:
@@ -111,11 +108,6 @@ def _readings(text: str) -> Iterator[str]:
             yield text
         if text == before:
             return
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    number, letter = found.groups()
-    return chr(int(number, 16)) if number else _LETTERS.get(letter, letter)
 
 
 def _words(text: str) -> str:

@@ -129,7 +129,7 @@ def like(text: str, escaped: bool = False, numbers: bool = False) -> str:
     def part(each: str) -> str:
         if each.lower() != each.upper() and each > "\x7f":
             return "%"
-        if escaped and (each in '"\\' or each < " "):
+        if escaped and (each in '"\\/' or each < " "):
             return "%"
         if numbers and each > "~":
             return json.dumps(each)[1:-1].replace("\\", "%")

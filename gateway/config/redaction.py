@@ -22,7 +22,7 @@ from gateway.celery_message import Message
 from gateway.config.pointers import KEY, extractor, pointing
 from gateway.delivery import Delivery, Request
 from gateway.errors import BadRequest
-from gateway.nesting import walk
+from gateway.nesting import unescaped, walk
 from gateway.sources.reading import MISSING, at, pointer, put, read_json_value, read_query
 
 HIDDEN = "[redacted]"
@@ -35,6 +35,8 @@ _MOST, _LONG, _WORK = 100, 64 * 1024, 30_000_000
 #: Bytes of a text that take as long as to begin with it, to look at a JSON value, and to compare
 #: one with an object or list that is looked for.
 _PER_TEXT, _PER_VALUE, _PER_COMPARED = 50, 200, 50
+#: Places of a text at which values are hidden; with more, all of it is.
+_FINDS = 1_000
 #: What is in the place of a value's first character, and of its others, once it was found.
 _FIRST, _OTHERS = "\udffe", "\udfff"
 _found = re.compile(f"{_FIRST}{_OTHERS}*").finditer
@@ -74,6 +76,11 @@ class Redaction:
                     value = delivery.body or MISSING
                 if value is not MISSING:
                     yield place, value
+            kind, _, name = place.partition(":")
+            if kind == "query":  # it may be there again, and the first are no parameters
+                for its, text in parse_qsl(delivery.query_string, keep_blank_values=True):
+                    if its == name and text != value:
+                        yield place, text
 
     def of_request(self, request: Request, params: dict[str, str]) -> Redacted:
         """Return what hides the values of a request that may be anybody's.
@@ -107,7 +114,7 @@ class Redacted:
         query: dict[str, str] | None = None,
     ):
         self._parses, self._is_query = parses, query is not None
-        self.places = [place for place, _ in found]
+        self.places = list(dict.fromkeys(place for place, _ in found))
         self._body = body
         self._hidden_body = any(isinstance(value, bytes) for _, value in found)
         self._tokens = [pointer(p.removeprefix("json:")) for p in self.places if p[:5] == "json:"]
@@ -119,7 +126,8 @@ class Redacted:
         self._constants = {each for each in leaves if each is None or isinstance(each, bool)}
         self._texts = {str(each) for each in leaves if type(each) in (str, int, float)} - {""}
         self._whole = [value for value in values if isinstance(value, dict | list)]
-        work = (len(body) + _PER_TEXT * (body.count(b'"') + body.count(b"%"))) * len(self._texts)
+        signs = sum(map(body.count, (b'"', b"%", b"\\")))
+        work = (len(body) + _PER_TEXT * signs) * len(self._texts)
         compared = _PER_COMPARED * len(walked) if self._whole else 0
         work += sum(map(body.count, (b",", b"[", b"{"))) * (_PER_VALUE + compared)
         long = sum(map(len, self._texts)) > _LONG
@@ -139,10 +147,10 @@ class Redacted:
         if text and (self._all or text in self._texts):
             return HIDDEN
         left = self._without_forms(text)
-        if "%" in left:  # a URL may escape any character
-            plain = unquote_plus(left)
-            if plain in self._texts or self._without_forms(plain) != plain:
-                return HIDDEN
+        plain = unescaped(left)  # JSON and URLs may escape any character
+        plain = unquote_plus(plain) if "%" in plain else plain
+        if plain != left and (plain in self._texts or self._without_forms(plain) != plain):
+            return HIDDEN
         return left
 
     def _without_forms(self, text: str) -> str:
@@ -152,6 +160,8 @@ class Redacted:
                 lower = lower.replace(form, _FIRST + _OTHERS * (len(form) - 1))
         if _FIRST not in lower:
             return text
+        if lower.count(_FIRST) > _FINDS:
+            return HIDDEN
         at, left = 0, []
         for found in _found(lower):
             left.append(text[at : found.start()])
@@ -212,7 +222,7 @@ class Redacted:
     def is_in(self, answer: Answer) -> bool:
         """Tell whether an answer has one of the values, or any part of a body that is hidden."""
         text = answer.body.decode(errors="replace") + json.dumps(answer.headers)
-        texts = {_lower(text), _lower(unquote_plus(text))}
+        texts = {_lower(each) for each in (text, unescaped(text), unquote_plus(text))}
         some = any(form in each for form in self._forms for each in texts)
         return some or self._all or self._hidden_body
 
@@ -271,5 +281,6 @@ def _lower(text: str) -> str:
 def _forms(text: str) -> set[str]:
     """Return how a value may be written in a text: as it is, in JSON, and in a URL."""
     safe = text.encode(errors="replace").decode()
-    escaped = (json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False))
+    escaped = [json.dumps(text, ensure_ascii=each)[1:-1] for each in (True, False)]
+    escaped += [each.replace("/", "\\/") for each in escaped]
     return {text, *escaped, quote(safe), quote(safe, safe=""), quote_plus(safe)}

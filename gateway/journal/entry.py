@@ -98,7 +98,7 @@ class Original(NamedTuple):
         return None
 
     def method(self, query_string: str) -> str:
-        """Return the request's method: the body of a GET is its query string; a PUT is a POST."""
+        """Return the method: where the body is the query string it was a GET, else it is a POST."""
         return "GET" if query_string and self.raw == query_string.encode() else "POST"
 
     @property
@@ -302,7 +302,7 @@ def _entry(fields: Mapping[bytes, bytes], position: str) -> Entry:
     status, published = texts.get("status"), texts.get("published")
     position = position or texts["position"]
     about = known(texts["about"])
-    if "asked" in texts:
+    if "asked" in texts and texts["state"] not in WELL:  # an older gateway does not drop it
         asked = json.loads(texts["asked"])
         about["delivery"]["query_string"] = asked["query_string"]
         about["options"] |= {} if asked["extra"] is None else {"extra": asked["extra"]}
@@ -364,7 +364,8 @@ def divided(about: dict[str, Any], keep: str) -> tuple[str, str]:
     if keep == "all":
         return json.dumps(about), ""
     delivery, options = {**about["delivery"], "query_string": ""}, {**about["options"]}
-    asked = {"query_string": about["delivery"]["query_string"], "extra": options.pop("extra", None)}
+    query = about["delivery"].get("query_string", "")
+    asked = {"query_string": query, "extra": options.pop("extra", None)}
     left = json.dumps({**about, "delivery": delivery, "options": options})
     return left, json.dumps(asked) if keep == "failed" else ""
 

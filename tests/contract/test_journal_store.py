@@ -218,6 +218,11 @@ async def test_what_is_dropped_with_a_call_is_gone_as_well(use: Use):
                 assert (entry.delivery["query_string"], entry.options) == (query, options)
         assert one.call == b"" and divided(whole, "none") == (left, "")
         assert divided(whole, "all") == (json.dumps(whole), "")
+        # An older gateway drops only the call.
+        key = store._keys.of("two")
+        await store._run("HDEL", key, "call")
+        await store._run("HSET", key, "state", SUCCEEDED)
+        assert (await got(store, "two")).delivery["query_string"] == ""
         # As what is not known to be written is written again.
         await store.write([(*begun("one")[:9], left, asked, call())])
         assert (await got(store, "one")).delivery["query_string"] == ""

@@ -13,13 +13,12 @@ from tests.support.requests import post
 from tests.support.stack import RabbitMQ, Server, Stack
 from tests.support.waiting import until
 
-PRIOR = """
+SHOP = """
 import os
 import appserver
 from celery import Celery
 urls = {"broker": os.environ["GATEWAY_BROKER_URL"], "backend": os.environ["GATEWAY_RESULT_BACKEND"]}
-app = Celery("prior", **urls)
-app.conf.task_queue_max_priority = 9
+app = Celery("shop", **urls)
 appserver.setup(app)
 
 @app.task(name="api.core.main")
@@ -70,25 +69,28 @@ def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     assert "appserver.setup(app)" in text
 
 
-def test_queues_that_are_there_otherwise_are_consumed_as_they_are(
+def test_a_queue_that_is_there_otherwise_is_left_out_until_it_is_deleted(
     stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path
 ):
-    known, new = f"known-{uuid.uuid4().hex}", f"new-{uuid.uuid4().hex}"
+    known, other = f"known-{uuid.uuid4().hex}", f"other-{uuid.uuid4().hex}"
     config = tmp_path / "gateway.toml"
-    routes = [f'[[routes]]\npath = "/{name}"\nqueue = "{name}"\n' for name in (known, new)]
-    config.write_text(routes[0])
     servers = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
+    config.write_text(f'[[routes]]\npath = "/"\nqueue = "{known}"\n')
     stack.gateway("--config", str(config), *servers).stop()  # it has declared a classic queue
-    (tmp_path / "prior.py").write_text(PRIOR)
-    options = {"app": "prior", "cwd": tmp_path, "queues": (known, new)}
-    env = {"GATEWAY_QUEUES": f"{known},{new}"}
-    worker = stack.worker(rabbitmq.url, redis_server.url, env=env, **options)
-    for told in (f"The queue {known} exists", f"The queue {new} is declared without x-max"):
-        until(lambda told=told: told in worker.output(), 30, said=worker.output)
-    config.write_text(f"{routes[0]}{routes[1]}{QUORUM}")
+    (tmp_path / "shop.py").write_text(SHOP)
+    options = {"app": "shop", "cwd": tmp_path, "queues": (known, other), "pool": "prefork"}
+    worker = stack.worker(rabbitmq.url, redis_server.url, env={"GATEWAY_QUEUES": known}, **options)
+    until(lambda: f"The queue {known} is not consumed" in worker.output(), 30, said=worker.output)
+    routes = [f'[[routes]]\npath = "/{name}"\nqueue = "{name}"\n' for name in (other, known)]
+    config.write_text(routes[0])
     gateway = stack.gateway("--config", str(config), *servers)
-    for name in (known, new):
-        assert post(f"{gateway.url}/{name}", b"hello").body == b"hello"
+    assert post(f"{gateway.url}/{other}", b"hello").body == b"hello"  # the others are consumed
+    gateway.stop()
+    rabbitmq.ctl("delete_queue", known)
+    until(lambda: f"The queue {known} is consumed again" in worker.output(), 30)
+    config.write_text(routes[1] + QUORUM)
+    gateway = stack.gateway("--config", str(config), *servers)
+    assert post(f"{gateway.url}/{known}", b"hello").body == b"hello"
     worker.stop()
 
 

@@ -12,7 +12,7 @@ from kombu import Queue
 
 from appserver import refused_queues
 from appserver.frozen_nodes import UNANSWERED, LeaveFrozenNode, Silence, begin_elsewhere, node_of
-from appserver.refused_queues import PAUSE, AbsentQueues, leave_out, look, take_as_it_is
+from appserver.refused_queues import PAUSE, RefusedQueues, leave_out, look
 
 NODES = [("a", 1), ("b", 2), ("c", 3)]
 
@@ -122,83 +122,71 @@ def test_the_node_that_was_left_is_not_the_first(celery, nodes, left, first):
     assert node_of(link) == first
 
 
-# Queues whose node is down ------------------------------------------------------------------------
+# Queues that the broker refuses -------------------------------------------------------------------
 
 
 AWAY = "NOT_FOUND - home node 'rabbit@a' of durable queue '{}' in vhost '/' is down or inaccessible"
+DIFFERS = (
+    "PRECONDITION_FAILED - inequivalent arg 'x-dead-letter-exchange' for queue '{}' in vhost '/':"
+    " received the value 'gateway.dead' of type 'longstr' but current is none"
+)
+INVALID = (
+    "PRECONDITION_FAILED - invalid arg 'x-max-priority' for queue '{}' in vhost '/' of queue type"
+    " rabbit_quorum_queue"
+)
 
 
 @pytest.fixture
 def consumer(celery):
     app, added = celery(broker="amqp://h//"), []
     app.conf.task_queues = [Queue("celery"), Queue("orders")]
-    return SimpleNamespace(app=app, absent=frozenset(), added=added, add_task_queue=added.append)
+    return SimpleNamespace(app=app, refused=frozenset(), added=added, add_task_queue=added.append)
 
 
-def test_only_the_queue_that_is_away_is_left_out(consumer):
+@pytest.mark.parametrize("error", [AWAY, DIFFERS, INVALID])
+def test_only_the_queue_that_is_refused_is_left_out(consumer, error):
     leave_out(consumer, "NOT_FOUND - no queue 'orders' in vhost '/'")
+    leave_out(consumer, error.format("another"))
     assert set(consumer.app.amqp.queues.consume_from) == {"celery", "orders"}
-    leave_out(consumer, AWAY.format("celery"))
+    leave_out(consumer, error.format("celery"))
     assert set(consumer.app.amqp.queues.consume_from) == {"orders"}
-    assert consumer.absent == {"celery"}
+    assert consumer.refused == {"celery"}
+    assert {*consumer.app.amqp.queues} == {"celery", "orders"}
 
 
-def test_it_is_consumed_again_when_the_broker_knows_it(consumer, monkeypatch):
+def test_it_is_consumed_again_when_the_broker_takes_it(consumer, monkeypatch):
     missing = {"celery"}
 
     class Channel:
-        def queue_declare(self, name: str, passive: bool) -> None:
-            if name in missing and passive:
-                raise amqp.NotFound(AWAY.format(name))
+        def queue_declare(self, queue: str, passive: bool, **_: object) -> object:
+            assert not passive
+            if queue in missing:
+                raise amqp.NotFound(AWAY.format(queue))
+            return SimpleNamespace(queue=queue)
+
+        def __getattr__(self, name: str) -> object:  # of exchanges and bindings
+            return lambda *_args, **_options: None
 
     connection = SimpleNamespace(channel=lambda: nullcontext(Channel()))
     monkeypatch.setattr(refused_queues, "reply_connection", lambda _app: connection)
-    consumer.absent = frozenset({"celery", "orders"})
+    consumer.refused = frozenset({"celery", "orders"})
     look(consumer)
-    assert (consumer.absent, consumer.added) == ({"celery"}, ["orders"])
+    assert (consumer.refused, consumer.added) == ({"celery"}, ["orders"])
     missing.clear()
     consumer.app.amqp.queues.deselect("celery")
     look(consumer)
-    assert (consumer.absent, consumer.added) == (set(), ["orders", "celery"])
+    assert (consumer.refused, consumer.added) == (set(), ["orders", "celery"])
     # On the next connection as well.
     assert {"celery", "orders"} <= set(consumer.app.amqp.queues.consume_from)
 
 
-DIFFERS = (
-    "PRECONDITION_FAILED - inequivalent arg 'x-dead-letter-exchange' for queue 'orders' in vhost"
-    " '/': received the value 'gateway.dead' of type 'longstr' but current is none"
-)
-INVALID = (
-    "PRECONDITION_FAILED - invalid arg 'x-max-priority' for queue 'orders' in vhost '/' of queue"
-    " type rabbit_quorum_queue"
-)
-
-
-def test_a_queue_that_is_there_otherwise_is_declared_no_more(consumer, caplog):
-    take_as_it_is(consumer, DIFFERS)
-    queues = consumer.app.amqp.queues
-    assert {name: queue.no_declare for name, queue in queues.consume_from.items()} == {
-        "celery": None, "orders": True
-    }  # fmt: skip
-    assert "The queue orders exists with other arguments" in caplog.text
-
-
-def test_an_argument_that_a_queue_cannot_have_is_left_out(consumer, caplog):
-    queue = consumer.app.amqp.queues["orders"]
-    queue.queue_arguments = {"x-queue-type": "quorum", "x-max-priority": 9}
-    take_as_it_is(consumer, INVALID)
-    take_as_it_is(consumer, INVALID)
-    assert (queue.queue_arguments, queue.no_declare) == ({"x-queue-type": "quorum"}, None)
-    assert caplog.text.count("The queue orders is declared without x-max-priority") == 1
-
-
-@pytest.mark.parametrize("absent", [frozenset(), frozenset({"celery"})])
-def test_it_is_looked_for_only_where_one_is_absent(absent):
+@pytest.mark.parametrize("refused", [frozenset(), frozenset({"celery"})])
+def test_it_is_looked_for_only_where_one_is_refused(refused):
     timer, entries = timing()
-    consumer = SimpleNamespace(absent=absent, timer=timer, steps=[])
-    step = AbsentQueues(consumer)
+    consumer = SimpleNamespace(refused=refused, timer=timer, steps=[])
+    step = RefusedQueues(consumer)
     step.start(consumer)
-    assert entries == ([(PAUSE, look, (consumer,))] if absent else [])
+    assert entries == ([(PAUSE, look, (consumer,))] if refused else [])
     step.stop(consumer)
     step.stop(consumer)
     assert entries == []

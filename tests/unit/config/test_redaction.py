@@ -102,9 +102,26 @@ def test_the_query_of_a_get_is_its_body():
     assert text == header["query_string"] == "ssn=%5Bredacted%5D&a=1"
 
 
+def test_all_values_of_a_parameter_are_hidden():
+    query = "token=first-secret&token=second-secret&a=first-secret"
+    found, header = kept(["query:token"], query.encode(), query=query)
+    assert "secret" not in json.dumps([found, header])
+    assert header["query_string"].count("token=") == 2
+
+
+def test_json_in_json_and_a_text_with_many_values_are_hidden():
+    for value, inner in (("https://x.y/z", "https:\\/\\/x.y\\/z"), ("Erika", "\\u0045rika")):
+        body = json.dumps({"a": value, "b": json.dumps({"c": "C"}).replace("C", inner)})
+        (_, _, text), _ = kept(["json:/a"], body.encode())
+        assert value not in text and inner not in json.loads(text)["b"]
+    body = json.dumps({"a": "1111", "b": "1111x" * (redaction._FINDS + 1)})
+    (_, _, text), _ = kept(["json:/a"], body.encode())
+    assert json.loads(text) == {"a": HIDDEN, "b": HIDDEN}
+
+
 def test_a_value_is_found_however_a_url_escapes_it():
     redacted = Redacted([("query:q", "a b-c@d"), ("query:short", "é")], b"")
-    for text in ("x=a+b%2Dc%40d", "a%20b-c%40d", "%61%20b%2dc@d", "%c3%a9"):
+    for text in ("x=a+b%2Dc%40d", "a%20b-c%40d", "%61%20b%2dc@d", '"a b\\u002dc@d"', "%c3%a9"):
         assert redacted.text(text) == HIDDEN
         assert redacted.is_in(Answer(200, "", text.encode())) or text == "%c3%a9"
     assert redacted.text("100 % of a b-c@d") == f"100 % of {HIDDEN}"
