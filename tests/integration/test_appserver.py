@@ -629,7 +629,7 @@ def test_the_other_queues_are_consumed_while_the_node_of_a_classic_one_is_down(s
     assert named.call("appserver.tasks.echo")["status"] == "SUCCESS"
 
     nodes[0].kill()
-    until(lambda: "The queue celery is not consumed until its node is back" in worker.output())
+    until(lambda: "The queue celery is not consumed until the broker takes it" in worker.output())
     assert named.call("appserver.tasks.echo")["status"] == "SUCCESS"
     nodes[0].restart()
     until(lambda: "Started consuming from celery" in worker.output())

@@ -47,8 +47,8 @@ _refused = re.compile("NOPERM|no permissions|unknown command", re.IGNORECASE).se
 _DIFFERING = {
     "clock": "let NTP set the clocks of both machines",
     "lost": "start it again; if it was taken away, ignore this for an hour",
-    "routes": "give both the same file; another deployment needs a state_prefix of its own "
-    "(GATEWAY_STATE_PREFIX)",
+    "routes": "give both the same file, and reload what runs after a change; another deployment "
+    "needs a state_prefix of its own (GATEWAY_STATE_PREFIX)",
 }
 #: The commands that claims use, on a key that the script deletes.
 _CLAIM = """\
