@@ -29,6 +29,7 @@ import amqp
 from celery import bootsteps
 from celery.concurrency.solo import TaskPool
 from celery.exceptions import InvalidTaskError
+from celery.worker import state
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 from kombu.utils.json import object_hook
@@ -79,6 +80,7 @@ class TaskStream:
         self._channel = self._tasks.channel
         self._connection = consumer.connection.connection
         self._transport = self._connection.transport
+        self._solo = isinstance(consumer.pool, TaskPool)
         self._results = _held_results(consumer)
         if self._results:
             # Of a message that py-amqp has read.
@@ -110,7 +112,11 @@ class TaskStream:
 
     def _acknowledge(self, tag: int) -> None:
         self._ended.append(tag)
-        if not self._flush_follows:
+        if self._solo and state.should_stop is not None:
+            # What py-amqp has read is acknowledged in the loop's next turn, which may be the last
+            # one. The other pools write acknowledgements while they end.
+            self.flush()
+        elif not self._flush_follows:
             self._flush_follows = True
             self._hub.call_soon(self.flush)
 

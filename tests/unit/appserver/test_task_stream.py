@@ -16,7 +16,9 @@ import pika
 import pytest
 from amqp.basic_message import Message
 from amqp.serialization import decode_properties_basic
+from celery.concurrency import solo
 from celery.exceptions import InvalidTaskError
+from celery.worker import state
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.asynchronous.hub import Hub
@@ -287,6 +289,19 @@ def test_a_task_that_ends_later_is_acknowledged_in_the_loop(worker):
     worker.stream.acknowledge(8)
     worker.soon()
     assert worker.acknowledged() == [7, 8]
+
+
+def test_the_last_turn_of_solo_writes_what_is_acknowledged_in_it(worker, monkeypatch):
+    monkeypatch.setattr(task_stream, "_held_results", lambda consumer: None)
+    monkeypatch.setattr(state, "should_stop", 0)  # the worker is told to end, with this code
+    worker.stream.acknowledge(7)
+    with pytest.raises(BlockingIOError):
+        worker.acknowledged()
+    worker.soon()
+    assert worker.acknowledged() == [7]
+    worker.consumer.pool = solo.TaskPool(1)
+    TaskStream(worker.consumer, worker.hub).acknowledge(8)
+    assert worker.acknowledged() == [8]
 
 
 def test_a_task_that_ends_without_a_connection_is_told(worker, caplog):
