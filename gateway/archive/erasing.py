@@ -61,7 +61,10 @@ class Erased(NamedTuple):
 
 
 class SoughtText:
-    """A text that is looked for in all that is known of a delivery, in any case and encoding."""
+    """A text that is looked for in all that is known of a delivery, in any case.
+
+    It is found as it is, and as JSON, a URL or a form has it.
+    """
 
     def __init__(self, text: str):
         self._text = folded(text)
