@@ -67,8 +67,8 @@ class Machine:
         self._log = BUILD / f"{name}.log"
         self._log.unlink(missing_ok=True)
 
-    def run(self, arguments: str) -> Run:
-        """Make it if it is missing, install, and test; `arguments` are pytest's."""
+    def run(self, command: str) -> Run:
+        """Make it if it is missing, install, and run `command`, which tests or measures."""
         run = Run(self.name)
         try:
             if not self.root.exists():
@@ -76,7 +76,7 @@ class Machine:
             self._clone()
             run.install = self._inside("make install && tests/install-servers.sh")
             run.python, run.rabbitmq, run.redis = self._versions()
-            run.test = self._inside(f"make test ARGS={shlex.quote(arguments)}", "--net")
+            run.test = self._inside(command, "--net")
             run.verdict = "passed"
         except subprocess.CalledProcessError as error:
             log.info("%s: exit code %d, see %s", self.name, error.returncode, self._log)
@@ -183,6 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=", ".join(MACHINES))
     parser.add_argument("--pytest", default="", metavar="ARGS", help="the ARGS of `make test`")
+    parser.add_argument("--run", metavar="COMMAND", help="another command than `make test`")
     chosen = parser.parse_args()
     if unknown := set(chosen.machines) - set(MACHINES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MACHINES)}")
@@ -192,7 +193,8 @@ def main() -> int:
         sys.exit("please install: mmdebstrap")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     BUILD.mkdir(parents=True, exist_ok=True)
-    runs = [Machine(name).run(chosen.pytest) for name in chosen.machines or MACHINES]
+    command = chosen.run or f"make test ARGS={shlex.quote(chosen.pytest)}"
+    runs = [Machine(name).run(command) for name in chosen.machines or MACHINES]
     log.info("seconds, and tests:\n%s", _table(runs))
     return int(any(run.verdict == "FAILED" for run in runs))
 
