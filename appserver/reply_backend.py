@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from appserver import sentinels
 from appserver.held_results import Reply, is_followed
 from appserver.lost_results import lost_results
 from appserver.reply_connection import reply_connection
-from appserver.result_script import ResultScript, with_retries
+from appserver.result_script import ResultScript, meta_of, with_retries
 
 REPLY_PREFIXES = ("gateway.reply.", "amq.rabbitmq.reply-to.")
 
@@ -84,9 +83,11 @@ class ReplyMixin(_Backend):
         must = must_store(request)
         final = state in states.READY_STATES
         if final:
-            meta = self._meta(task_id, result, state, traceback, request)
+            shown = json_result(result, state)
+            meta = meta_of(self, task_id, shown, state, traceback, request)
+            text = encode(with_retries(meta, state, request))
             # In place of what is too large the gateway gets its size.
-            body = meta if len(meta) <= MAX_REPLY else b"%d" % len(meta)
+            body = text if len(text) <= MAX_REPLY else b"%d" % len(text)
             reply = Reply(reply_to, task_id, body)
             connection = reply_connection(self.app)
             if connection.held and not must:
@@ -156,19 +157,6 @@ class ReplyMixin(_Backend):
             else:
                 log.warning("The state %s of task %s could not be stored: %r", state, task_id, exc)
             return result
-
-    def _meta(
-        self, task_id: str, result: Any, state: str, traceback: str | None, request: Any
-    ) -> bytes:
-        meta = {
-            "status": state,
-            "result": json_result(result, state),
-            "traceback": traceback,
-            "children": self.current_task_children(request),
-            "date_done": datetime.now(UTC).isoformat(),
-            "task_id": task_id,
-        }
-        return encode(with_retries(meta, state, request))
 
 
 class ReplyBackend(ReplyMixin, ResultScript, RedisBackend):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any
@@ -105,8 +106,11 @@ class ResultScript(_RedisBackend):
         compressed = getattr(self, "compression", None)
         if self.serializer != "json" or compressed or not _PARTS.there:
             return super()._store_result(task_id, result, state, traceback, request, **kwargs)
-        meta = self._get_result_meta(result, state, traceback, request)
-        meta["task_id"] = bytes_to_str(task_id)
+        task_id = bytes_to_str(task_id)
+        if self._extended:
+            meta = self._get_result_meta(result, state, traceback, request) | {"task_id": task_id}
+        else:
+            meta = meta_of(self, task_id, result, state, traceback, request)
         with_retries(meta, state, request)
         key, value = self.get_key_for_task(task_id), self.encode(meta)
         if held := reply_connection(self.app).held:
@@ -167,6 +171,10 @@ class ResultScript(_RedisBackend):
         return [answer if isinstance(answer, RedisError) else None for answer in answers]
 
     @cached_property
+    def _extended(self) -> bool:
+        return bool(self.app.conf.find_value_for_key("extended", "result"))
+
+    @cached_property
     def _together(self) -> Together[Stored]:
         return Together(self._store_all)
 
@@ -174,6 +182,25 @@ class ResultScript(_RedisBackend):
     def _script(self) -> Script:
         script: Script = self.client.register_script(_STORE)
         return script
+
+
+def meta_of(
+    backend: Any, task_id: str, result: Any, state: str, traceback: str | None, request: Any
+) -> dict[str, Any]:
+    """Return what is written of a task's state, as Celery does without ``result_extended``.
+
+    Celery looks up settings and a time zone for each result.
+    """
+    parents = {"group_id": "group", "parent_id": "parent_id"}
+    return {
+        "status": state,
+        "result": result,
+        "traceback": traceback,
+        "children": backend.current_task_children(request),
+        "date_done": datetime.now(UTC).isoformat() if state in states.READY_STATES else None,
+        **{key: value for key, name in parents.items() if (value := getattr(request, name, None))},
+        "task_id": task_id,
+    }
 
 
 def with_retries(meta: dict[str, Any], state: str, request: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from appserver.reply_backend import (
     must_store,
 )
 from appserver.reply_connection import frames
+from appserver.result_script import meta_of
 
 STORELESS = "appserver.reply_backend:StorelessReplyBackend"
 NOWHERE = "amqp://127.0.0.1:1//"  # nothing listens there
@@ -129,6 +130,18 @@ def test_a_result_is_replied_as_celery_stores_it(celery, result, state):
     backend = celery(backend="cache+memory://").backend
     stored = json.loads(backend.encode({"result": backend.encode_result(result, state)}))
     assert json.loads(encode({"result": json_result(result, state)})) == stored
+
+
+@pytest.mark.parametrize("state", [states.SUCCESS, states.STARTED])
+@pytest.mark.parametrize(
+    "task", [None, Context(group="g", parent_id="p"), Context(children=[AsyncResult("2")])]
+)
+def test_a_state_is_described_as_by_celery(celery, state, task):
+    backend = celery(backend="cache+memory://").backend
+    ours = meta_of(backend, "1", "x", state, None, task)
+    theirs = {**backend._get_result_meta("x", state, None, task), "task_id": "1"}
+    assert bool(ours.pop("date_done")) is bool(theirs.pop("date_done"))
+    assert [*ours.items()] == [*theirs.items()]
 
 
 @pytest.mark.parametrize("result", [object(), ValueError("returned, not raised")])
