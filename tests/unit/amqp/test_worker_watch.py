@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pika
 import pytest
 
-from gateway.amqp import broker, pidbox, worker_watch
+from gateway.amqp import broker, pidbox, worker_watch, workers
+from gateway.amqp.publisher import Publisher
 from gateway.amqp.remote_control import RemoteControl
 from gateway.amqp.worker_watch import LOST, WorkerWatch
 from gateway.amqp.workers import Answers, Lost, Worker
@@ -78,17 +80,35 @@ async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch)
     assert seen == [0, 7, 7, 7, 5]
 
 
-async def test_nothing_is_revoked_after_the_end(monkeypatch):
+async def test_nothing_is_revoked_after_the_end(metrics, monkeypatch):
     async def open_channel(_connection):
         return SimpleNamespace(is_open=True, add_on_close_callback=id, basic_publish=sent.append)
 
     sent = []
     monkeypatch.setattr(broker, "open_channel", open_channel)
     monkeypatch.setattr(pidbox, "_COLLECT", 0)
-    revocations = pidbox.Revocations(SimpleNamespace(writable=True))
-    revocations.revoke("1")
-    await revocations.stop()
+    publisher = Publisher(Config(), metrics)
+    publisher._revocations = pidbox.Revocations(SimpleNamespace(writable=True))
+    publisher._error = ""
+    publisher.revoke("1")
+    await publisher.stop()
     assert (sent, len(asyncio.all_tasks())) == ([], 1)
+
+
+async def test_answers_to_a_question_that_the_broker_returns_are_not_waited_for(monkeypatch):
+    class Channel:
+        def __init__(self, own):
+            pass
+
+        async def open(self):
+            return self
+
+        async def ask(self, question, arguments):
+            return False
+
+    monkeypatch.setattr(broker, "own_channel", nullcontext)
+    monkeypatch.setattr(workers, "ReplyChannel", Channel)
+    assert (await workers.ask_one(None, "stats")).workers == {}
 
 
 # Questions between gateways -----------------------------------------------------------------------
