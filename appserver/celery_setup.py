@@ -9,6 +9,7 @@ from typing import Any
 from billiard import get_start_method
 from celery import Celery, bootsteps, signals
 from celery.exceptions import ImproperlyConfigured
+from kombu.serialization import prepare_accept_content
 
 from appserver.beginnings import RemoveBeginnings
 from appserver.bootsteps import PromptEvents, PromptHub, TellParameters
@@ -33,6 +34,9 @@ STORES = {
 }
 _BACKENDS = {**STORES, "disabled": "appserver.reply_backend:StorelessReplyBackend"}
 
+#: Seconds until a task's own publish counts as lost; only AMQP brokers use the two options.
+TRANSPORT_OPTIONS = {"confirm_publish": True, "confirm_timeout": 5.0}
+
 #: Defaults for settings that the app does not set. docs/appserver.md has the reason for each.
 DEFAULTS = {
     "task_acks_late": True,
@@ -44,8 +48,7 @@ DEFAULTS = {
     # Otherwise the worker ends if its own queue is still locked by the connection that it has just
     # lost, which another node of the cluster may not have noticed yet.
     "broker_channel_error_retry": True,
-    # Seconds until a task's own publish counts as lost; only AMQP brokers use the two options.
-    "broker_transport_options": {"confirm_publish": True, "confirm_timeout": 5.0},
+    "broker_transport_options": TRANSPORT_OPTIONS,
 }
 
 
@@ -127,6 +130,14 @@ class ReplyingBackend(bootsteps.Step):
                 " would not answer the gateway: set result_backend to a URL that begins with"
                 f" {', '.join(f'{scheme}://' for scheme in STORES)}, or to None"
             )
+        if "application/json" not in prepare_accept_content(app.conf.accept_content):
+            raise SystemExit(
+                f"appserver: the workers of the app {app.main!r} would take no message of the"
+                " gateway: put 'json' into accept_content"
+            )
+        # Those that the app does not name; its own setting replaces all defaults.
+        own = app.conf.broker_transport_options or {}
+        app.conf.broker_transport_options = {**TRANSPORT_OPTIONS, **own}
         # Other processes than forks make an app of their own, which is not set up.
         method = getattr(worker, "pool_start_method", "fork")  # of Celery from 5.7
         if hasattr(worker.pool_cls, "BlockingPool") and {method, get_start_method()} != {"fork"}:

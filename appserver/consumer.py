@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 import amqp
+from celery import signals
+from celery.exceptions import NotRegistered
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
@@ -87,6 +89,34 @@ class PromptConsumer(Consumer):
                 lost_results(self.app).add(message.headers.get("id", ""), repr(exc))
 
         return on_task_received
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception, **options: Any) -> None:
+        """Keep the message of a task that this worker does not know; Celery drops it."""
+        name = message.headers.get("task", "")
+        if not self._keeps(message, exc, NotRegistered(name)):
+            super().on_unknown_task(body, message, exc, **options)
+            return
+        task_id = message.headers.get("id")
+        signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception, **options: Any) -> None:
+        """Keep a message whose content is not accepted, or is no task's call; Celery drops it."""
+        if not self._keeps(message, exc, exc):
+            super().on_invalid_task(body, message, exc, **options)
+            return
+        signals.task_rejected.send(sender=self, message=message, exc=exc)
+
+    def _keeps(self, message: Any, exc: Exception, error: Exception) -> bool:
+        """Make a persistent message a dead letter, and record `error`; False: it is not persistent.
+
+        The sender of what is not has been told nothing, and gets an error.
+        """
+        if message.properties.get("delivery_mode") != 2 or not isinstance(
+            message.channel, amqp.Channel
+        ):
+            return False
+        dispose(self, message, exc, message.ack_log_error, message.reject_log_error, error)
+        return True
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         if not isinstance(exc, self.channel_errors):

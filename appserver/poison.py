@@ -250,13 +250,23 @@ def begin_or_dispose(task: Any, app: Any, consumer: Any, **options: Any) -> Call
     return strategy
 
 
-def dispose(consumer: Any, message: Any, exc: Exception, ack: Any, reject: Any) -> Any:
-    """Make a `message` that cannot be begun because of `exc` a dead letter, or return it later."""
+def dispose(
+    consumer: Any,
+    message: Any,
+    exc: Exception,
+    ack: Any,
+    reject: Any,
+    error: Exception | None = None,
+) -> Any:
+    """Make a `message` that cannot be begun because of `exc` a dead letter, or return it later.
+
+    `error` is recorded as the task's, if it is another one.
+    """
     if not isinstance(message.channel, amqp.Channel):
         raise exc
     errors = consumer.connection_errors
     if dead_letters.publish_unusable(consumer.app, message, exc, PATIENCE / 2):
-        _record_failure(consumer.app, message, InvalidTaskError(repr(exc)))
+        _record_failure(consumer.app, message, error or InvalidTaskError(repr(exc)))
         return ack(log, errors)
     return consumer.timer.call_after(PATIENCE, reject, (log, errors, True))
 

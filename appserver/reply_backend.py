@@ -226,16 +226,19 @@ def carry_over(
 
     Celery's ``self.replace()`` sends another message under the same task id, or a chain or a chord
     whose last task has it. That message, or that signature within it, gets the address for the
-    reply and the ``delivery`` header of the task that is replaced.
+    reply and the ``delivery`` header of the task that is replaced. Its result is wanted.
     """
     if not current_task:
         return
     request = current_task.request
+    delivery = (request.headers or {}).get("delivery")
+    replaces = headers.get("id") == request.id
+    if replaces and delivery is not None and not request.ignore_result:
+        headers["ignore_result"] = False  # whatever the task in its place has by itself
     reply_to = request.reply_to
     if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
         return
-    delivery = (request.headers or {}).get("delivery")
-    if headers.get("id") == request.id:
+    if replaces:
         properties["reply_to"] = reply_to
         headers.setdefault("delivery", delivery)
         return

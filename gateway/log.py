@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import queue
@@ -32,6 +33,9 @@ class Listener(QueueListener):
             self.enqueue_sentinel()
         if self._thread is not None:
             self._thread.join(LAST)
+            if self._thread.is_alive():
+                # It would wait for the lock of the handler that this thread writes with.
+                atexit.unregister(logging.shutdown)
 
 
 class Sparing(logging.Filter):

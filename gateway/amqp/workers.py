@@ -85,7 +85,8 @@ class Worker:
         """Store the `answer` to one of the questions; an error is a dict, too."""
         known = answer if isinstance(answer, dict) else {}
         if question == "conf":
-            self.settings = known if "result_backend" in known else {}
+            settings = _by_new_names(known)
+            self.settings = settings if "result_backend" in settings else {}
         elif question == "stats":
             pool = known.get("pool")
             name = str(pool.get("implementation")) if isinstance(pool, dict) else ""
@@ -233,6 +234,14 @@ async def _ask(
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and 0 <= value < FAR else None
+
+
+def _by_new_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings by the names of Celery 4 and later; an app may have those before."""
+    from celery.app import defaults  # here: only `gateway check` asks for settings
+
+    names = getattr(defaults, "_TO_NEW_KEY", {})
+    return {names.get(name, name): value for name, value in settings.items()}
 
 
 def _is_dynamic(queue: Mapping[str, Any]) -> bool:

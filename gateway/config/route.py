@@ -15,7 +15,7 @@ from gateway.config import pointers
 from gateway.config.late import Late
 from gateway.config.pointers import KEY, MAX_NAME, Pointer, pointing
 from gateway.config.redaction import Place, Redaction
-from gateway.config.task import FurtherTask, TaskSettings
+from gateway.config.task import FurtherTask, TaskSettings, dropped
 from gateway.delivery import PRIVATE_HEADERS, Delivery
 from gateway.errors import BadRequest, RequestError
 from gateway.model import Seconds, matching
@@ -158,6 +158,8 @@ class Route(TaskSettings):
             )
         if self.events is not None and self.source is None:
             yield "events: only a source knows the event; name it in `source`"
+        if self.answer != "wait" or self.prefer:
+            yield from dropped(self)
         yield from self._of_redaction()
 
     def _of_redaction(self) -> Iterator[str]:

@@ -118,12 +118,19 @@ _fair_by = pointing(
 )
 #: The largest priority that AMQP can carry.
 _HIGHEST = 255
+#: What a worker reads from a message's headers beside those of the protocol: attributes and methods
+#: of its request, which a header of that name replaces, and how the body is compressed.
+_READ = (
+    "args", "as_execution_options", "callbacks", "called_directly", "chain", "children", "chord",
+    "clear", "compression", "correlation_id", "delivery_info", "errbacks", "get", "group_index",
+    "headers", "hostname", "is_eager", "kwargs", "logfile", "loglevel", "properties",
+    "replaced_task_nesting", "reply_to", "soft_time_limit", "stamped_headers", "stamps", "taskset",
+    "time_limit", "update", "utc",
+)  # fmt: skip
 #: Headers that `message_headers` must not have, and whose they are: those of Celery's protocol, and
 #: those that RabbitMQ reads or writes, as it does the number of deliveries.
-_RESERVED = {
-    **dict.fromkeys(
-        [*Message("", "", "", b"", {}).headers(), "stamps", "stamped_headers"], "Celery"
-    ),
+RESERVED = {
+    **dict.fromkeys([*Message("", "", "", b"", {}).headers(), *_READ], "Celery"),
     **dict.fromkeys(["CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"], "RabbitMQ"),
 }
 #: Arguments of a dynamic queue that follow `queue_expires`.
@@ -176,7 +183,7 @@ class TaskSettings(Model):
     """or `quorum`. Set it also if somebody else declares the queue (`declare = false`): the gateway
     then knows that a rejection may mean a lost leader"""
     queue_arguments: dict[str, str | int | bool] = {}
-    """further arguments, as in `{ x-max-length = 1000 }`"""
+    """further arguments, as in `{ x-max-length = 1000, x-overflow = "reject-publish" }`"""
     exchange: Queue | None = None
     """(default: the default one) an exchange instead of a queue. The gateway declares no exchange
     and no binding. What the exchange routes to no queue is a 503"""
@@ -387,10 +394,37 @@ class FurtherTask(TaskSettings):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
+        yield from dropped(self)
         if self.dynamic:
             yield "queue: only the route's own task may have a dynamic queue"
         if self.fair_by is not None:
             yield "fair_by: only the route's own task may have fair queues"
+
+
+def dropped(task: TaskSettings) -> Iterator[str]:
+    """Yield which arguments of its queues let RabbitMQ drop messages that were confirmed.
+
+    https://www.rabbitmq.com/docs/maxlength#overflow-behaviour, https://www.rabbitmq.com/docs/ttl
+    """
+    own = task.queue_arguments
+    kept = "x-dead-letter-exchange" in own or task.dynamic
+    limits = sorted(own.keys() & {"x-max-length", "x-max-length-bytes"})
+    if limits and not kept and not str(own.get("x-overflow")).startswith("reject-publish"):
+        yield (
+            f"queue_arguments: with {limits[0]} RabbitMQ drops the oldest message of a full queue, "
+            'though its sender has been told that it was taken; add x-overflow = "reject-publish", '
+            "so that the new one is a 503"
+        )
+    if "x-message-ttl" in own and not kept:
+        yield (
+            "queue_arguments: with x-message-ttl RabbitMQ drops what waits too long, though its "
+            "sender has been told that it was taken; add x-dead-letter-exchange"
+        )
+    if "x-expires" in own and not task.dynamic:
+        yield (
+            "queue_arguments: with x-expires RabbitMQ deletes a queue that no worker consumes, and "
+            "all that was taken; leave it out"
+        )
 
 
 def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
@@ -409,8 +443,8 @@ def _allowed(template: str, pattern: str) -> Callable[[Delivery], str]:
 
 def _of_call(task: TaskSettings) -> Iterator[str]:
     for name in task.message_headers:
-        if name in _RESERVED:
-            yield f"message_headers: {name} is one of {_RESERVED[name]}'s own"
+        if name in RESERVED:
+            yield f"message_headers: {name} is one of {RESERVED[name]}'s own"
     for name in task.kwargs or ():
         if not name.isidentifier():
             yield f"kwargs: {name!r} is no name of an argument"
@@ -420,10 +454,11 @@ def _of_call(task: TaskSettings) -> Iterator[str]:
 
 def _of_queues(task: TaskSettings) -> Iterator[str]:
     own = not task.dynamic and (task.queue_type != "classic" or task.queue_arguments)
-    if own and "celery" in task.queue_names:
+    if own and task.declare and "celery" in task.queue_names:
         yield (
-            "queue: `celery` cannot have a queue_type or queue_arguments, because Celery "
-            "declares it without; give the queue another name"
+            "queue: `celery` cannot have a queue_type or queue_arguments, because Celery declares "
+            "it without, unless its app says so; give the queue another name, or leave it to the "
+            "workers (declare = false)"
         )
     if task.ordering_key is not None and task.queues is None and task.fair_by is None:
         yield "ordering_key: set it together with queues, a list of two or more"

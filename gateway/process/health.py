@@ -24,10 +24,13 @@ async def ask(children: Iterable[ChildHandle], timeout: float = ASK_TIMEOUT) -> 
 
 
 def alive(answers: Answers) -> bool:
-    """Does at least one child answer, and all others as well, except those being started?"""
+    """Does at least one child answer, and all others as well, except those that come or go?
+
+    One that is being started does not answer yet, and a retired one, which has a limited time, may
+    not: that must not get the others killed.
+    """
     silent = [child for child, checks in answers if checks is None]
-    # A child that is being started cannot answer yet; that must not get the others killed.
-    return len(silent) < len(answers) and all(child.starting for child in silent)
+    return len(silent) < len(answers) and all(child.starting or child.retired for child in silent)
 
 
 def ready(answers: Answers, path: str = "") -> bool:

@@ -211,6 +211,10 @@ def test_another_expiry(urls, redis_server, worker_with, lines, seconds):
     assert mended.well == bool(seconds)
 
 
+#: Its worker does not know the question for its settings.
+UNTOLD = "from celery.worker import control; del control.Panel.data['conf']"
+
+
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
@@ -218,6 +222,7 @@ def test_another_expiry(urls, redis_server, worker_with, lines, seconds):
         ("app.conf.result_backend = 'rpc://'", "stores nothing in Redis"),
         ("app.conf.result_serializer = 'yaml'", "result_serializer is yaml"),
         ("app.conf.result_compression = 'gzip'", "result_compression is gzip"),
+        (f"{UNTOLD}; app.conf.result_serializer = 'yaml'", "has stored what is no JSON result"),
     ],
 )
 def test_results_that_the_gateway_cannot_read(urls, redis_server, worker_with, lines, text):

@@ -24,6 +24,7 @@ ROUTES = (
         queue="orders",
         also=[{"task": "api.core.main", "queue": "audit"}],
     )
+    + route("/kept", None, queue="safe", queue_type="quorum")
     + route("/session", None, queue="session-{query:s}", queue_pattern="session-[a-z]")
 )
 PREFIX = b"gateway:/::"
@@ -66,6 +67,7 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
             "remove  1 key of " + store.url + ": claims\n",
             "remove  1 key of " + store.url + ": further tasks\n",
             "remove  queue orders: 0 messages, 0 consumers\n",
+            "remove  queue safe: 0 messages, 0 consumers\n",
             "remove  exchange gateway.siblings, unless something is bound to it\n",
             "keep    queue celery: 0 messages, 0 consumers; any Celery client may use it\n",
         ):

@@ -43,11 +43,19 @@ class Client(Requester):
         super().__init__(url, f"unusable-{uuid.uuid4()}")
         self._channel.queue_declare(self.queue, durable=True)
 
-    def publish(self, body: bytes, encoding: str = "utf-8", **headers: Any) -> str:
+    def publish(
+        self,
+        body: bytes,
+        encoding: str = "utf-8",
+        kind: str = "application/json",
+        mode: int | None = None,
+        **headers: Any,
+    ) -> str:
         task_id = str(uuid.uuid4())
         properties = pika.BasicProperties(
-            content_type="application/json",
+            content_type=kind,
             content_encoding=encoding,
+            delivery_mode=mode,
             correlation_id=task_id,
             reply_to=self.reply_to,
             headers={"task": "echo", "id": task_id, "delivery": {"id": "x"}, **headers},
@@ -111,6 +119,19 @@ def test_headers_of_no_task_make_a_dead_letter(client, headers):
     assert client.outcome(task_id)["status"] == "FAILURE"
     kept(client, task_id)
     assert client.outcome(client.echo("next"))["result"] == "next"
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [({"task": "unknown"}, "NotRegistered"), ({"kind": "application/x-yaml"}, "ContentDisallowed")],
+)
+def test_what_this_worker_does_not_take_is_kept_where_it_was_accepted(client, how, error):
+    task_id = client.echo("x", mode=2, **how)
+    assert client.outcome(task_id)["result"]["exc_type"] == error
+    kept(client, task_id)
+    client.echo("x", mode=1, **how)  # its sender gets an error, and nothing was promised
+    assert client.outcome(client.echo("next"))["result"] == "next"
+    assert client.letter() is None
 
 
 def test_a_message_without_a_usable_id_is_a_dead_letter(client):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -84,6 +87,21 @@ def test_a_request_is_one_line_with_the_reason_at_its_end(caplog, about, told, l
     caplog.set_level(logging.INFO, "requests")
     request_log.write(*about, **told)
     assert caplog.messages == [line]
+
+
+def test_a_process_ends_whose_log_nobody_reads():
+    program = (
+        "import logging; from gateway import log; listener = log.start('text')\n"
+        "for n in range(5_000): logging.getLogger(str(n)).warning('x' * 100)\n"
+        "listener.stop()"
+    )
+    reading, writing = os.pipe()
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], stderr=writing, timeout=30)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert ended.returncode == 0
 
 
 def test_a_filter_is_noted_as_it_is_written_on_the_command_line(caplog):

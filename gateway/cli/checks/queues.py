@@ -247,8 +247,8 @@ async def delete(config: Config, name: str) -> Finding:
         return fail(check, f"not deleted: {exc}", "")
 
 
-async def remove(connection: TurnConnection, name: str) -> Finding:
-    """Delete the queue `name`, if it is empty and no worker consumes it."""
+async def remove(connection: TurnConnection, name: str, quorum: bool = False) -> Finding:
+    """Delete the queue `name`, if it is empty and no worker consumes it; `quorum`: it is one."""
     check = f"queue {name}"
     try:
         messages, consumers = await broker.declare_alone(connection, name, None)
@@ -258,14 +258,15 @@ async def remove(connection: TurnConnection, name: str) -> Finding:
             remedy = "stop what consumes it" if consumers else remedy
             return fail(check, f"not deleted: it has {has}", remedy)
         channel = await broker.open_channel(connection)
-        # The broker looks again, as messages and consumers may have come since.
-        await broker.rpc(channel, partial(channel.queue_delete, name, True, True))
+        # The broker looks again, as messages and consumers may have come since. For quorum queues
+        # RabbitMQ has no such condition.
+        conditions = [not quorum] * 2
+        await broker.rpc(channel, partial(channel.queue_delete, name, *conditions))
     except ChannelClosedByBroker as exc:
         return fail(check, f"not deleted: {exc.reply_text}", "")
     except ConnectionClosedByBroker as exc:
         if exc.reply_code != 540:
             raise
-        # RabbitMQ has no such condition for quorum queues.
         remedy = f"it was empty, and nothing consumed it: {_delete(name, exc)}"
         return fail(check, f"not deleted: {exc.reply_text}", remedy)
     return ok(check, "deleted: it was empty, and no worker consumed it")
@@ -296,7 +297,7 @@ def _other(task: TaskSettings, refused: Mapping[str, ChannelClosedByBroker]) -> 
         return [skipped(name, f"{why}: {exc.reply_text}")]
     differs = _INEQUIVALENT.search(exc.reply_text)
     argument, current, kind = differs.groups("") if differs else ("", "", "")
-    if not task.declare and argument != "x-queue-type":
+    if not task.declare and argument not in ("x-queue-type", "durable", "auto_delete"):
         return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
     delete = _delete(next(iter(refused)), exc)
@@ -315,8 +316,11 @@ def _adapt(names: list[str], argument: str, current: str, kind: str, delete: str
     delete = f"stop its workers, and delete it when it is empty: {delete} --if-empty"
     if len(names) > 1:
         delete += f" (and so each of {ranged(names)})"
-    if names == ["celery"] or not argument.startswith("x-"):
+    if not argument.startswith("x-"):
         return f"name another queue in the route, or {delete}"
+    if names == ["celery"]:
+        kind = ' and queue_type = "quorum"' if current == "quorum" else ""
+        return f"set declare = false{kind} in the route: the app of its workers declares it"
     if argument == "x-queue-type":
         own = "classic" if current == "none" else current
         return f'set queue_type = "{own}" in the route, or {delete}'

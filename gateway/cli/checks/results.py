@@ -13,7 +13,7 @@ from gateway.amqp.reply_channel import ReplyChannel
 from gateway.amqp.workers import Answers
 from gateway.celery_message import RESULT_KEY
 from gateway.cli.checks import trial, worker_settings
-from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped
+from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped, warn
 from gateway.cli.checks.queues import Seen
 from gateway.cli.checks.trial import LEAST, Trial
 from gateway.cli.checks.worker_settings import SAME, STORED, Server, Settings
@@ -34,7 +34,7 @@ async def check(
     """Return findings about results, from a trial and from the workers' settings."""
     if not answers.workers:
         return []
-    reads, settings = _reads(config), worker_settings.of(answers)
+    reads, settings = _reads(config), worker_settings.of(config, answers)
     found = [*worker_settings.forms(config, settings)] if reads else []
     found += worker_settings.untold(answers)
     replies_expected = config.strategy_info.replies
@@ -60,7 +60,7 @@ async def check(
 
 async def judge(config: Config, answers: Answers) -> list[Finding]:
     """Return findings about results without a trial."""
-    settings = worker_settings.of(answers)
+    settings = worker_settings.of(config, answers)
     others = worker_settings.other_servers(config, settings)
     same = await worker_settings.same_servers(config, others.values())
     return [
@@ -113,9 +113,18 @@ def _judge_stored(
     untried: str,
 ) -> list[Finding]:
     missing, sent = len(tried.sent - tried.stored), len(tried.sent)
+    if tried.strange:
+        return [worker_settings.strange(f"a worker has stored what is {tried.strange}")]
     if sent and not missing:
+        # A worker may have got none of them, as another one has a higher priority. But the
+        # environment of those that have may name what their settings do not.
+        doubts = [
+            warn(STORED, each.problem, each.remedy)
+            for each in worker_settings.elsewhere(config, settings, same)
+            if each.status == FAIL and "not set" not in each.problem
+        ]
         where = "are where the gateway reads them"
-        return [ok(STORED, f"{sent} of {sent} {where}{_but(untried)}")]
+        return [ok(STORED, f"{sent} of {sent} {where}{_but(untried)}"), *doubts]
     readable = not tried.unreadable
     if readable and tried.misplaced:
         return [_misplaced(config, tried, settings)]

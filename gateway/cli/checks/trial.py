@@ -32,6 +32,7 @@ from gateway.celery_message import (
 from gateway.cli.checks.finding import counted
 from gateway.cli.checks.queues import Seen
 from gateway.config.settings import Config
+from gateway.outcome import SUCCESS
 from gateway.stores import result_store
 
 TASK = "celery.accumulate"  # returns its arguments
@@ -85,6 +86,8 @@ class Trial:
         self.busy = False
         #: Why results could not be read; empty: they could.
         self.unreadable = ""
+        #: Why a result that is there is none that the gateway can read; empty: it can.
+        self.strange = ""
 
     @property
     def misplaced(self) -> set[str]:
@@ -164,7 +167,13 @@ class Trial:
         if ids:
             keys = [result_store.key_prefix(self._config) + task_id for task_id in ids]
             values = await client.mget(keys)
-            self.stored = {task_id for task_id, value in zip(ids, values, strict=True) if value}
+            for task_id, value in zip(ids, values, strict=True):
+                if not value:
+                    continue
+                self.stored.add(task_id)
+                outcome = decode_result(value.encode() if isinstance(value, str) else value)
+                if outcome is not None and outcome.state == SUCCESS and outcome.error:
+                    self.strange = outcome.error
             await client.delete(*keys)
 
     async def _is_busy(

@@ -15,7 +15,7 @@ from kombu.utils.url import url_to_parts
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.amqp.workers import Answers
+from gateway.amqp.workers import Answers, Worker
 from gateway.cli.checks.finding import Finding, fail, listed, warn
 from gateway.config.settings import Config
 from gateway.config.urls import database
@@ -65,9 +65,17 @@ async def _run(client: Redis) -> str:
         return ""
 
 
-def of(answers: Answers) -> dict[str, Settings]:
-    """Return the settings of the workers that have sent them, by the worker's name."""
-    return {name: worker.settings for name, worker in answers.workers.items() if worker.settings}
+def of(config: Config, answers: Answers) -> dict[str, Settings]:
+    """Return the settings of workers that may run the routes' tasks, by the worker's name."""
+    tasks = [task for route in config.routes for task in (route, *route.also)]
+    queues = {queue for task in tasks for queue in task.queue_names}
+    any_queue = any(task.exchange is not None for task in tasks)
+    return {
+        name: worker.settings
+        for name, worker in answers.workers.items()
+        if worker.settings
+        and (any_queue or worker.queues is None or not queues.isdisjoint(worker.queues))
+    }
 
 
 def untold(answers: Answers) -> list[Finding]:
@@ -85,24 +93,35 @@ def untold(answers: Answers) -> list[Finding]:
 def early(config: Config, answers: Answers) -> list[Finding]:
     """Return a warning about workers that lose accepted deliveries if they are killed."""
     accepting = [route for route in config.routes if route.answer != "wait" or route.prefer]
-    queues = {queue for route in accepting for queue in route.queue_names}
-    names = [
-        name
-        for name, conf in sorted(of(answers).items())
-        if not conf.get("task_acks_late")
-        and queues.intersection(answers.workers[name].queues or ())
-    ]
-    if not names:
-        return []
-    problem = (
-        f"{listed(names)}: a message is acknowledged before its task has run, as task_acks_late is "
-        "not set: what was answered 2xx is lost if the worker is killed"
-    )
-    remedy = (
-        "appserver.setup(app), or task_acks_late = task_reject_on_worker_lost = True in their app; "
-        "ignore it if each task has acks_late=True"
-    )
-    return [warn(EARLY, problem, remedy)]
+    tasks = [*accepting, *(further for route in config.routes for further in route.also)]
+    queues = {queue for task in tasks for queue in task.queue_names}
+    groups: dict[str, list[str]] = {}
+    for name, conf in sorted(of(config, answers).items()):
+        worker = answers.workers[name]
+        setting = _missing(conf, worker) if queues.intersection(worker.queues or ()) else ""
+        groups.setdefault(setting, []).append(name)
+    found = []
+    for setting in sorted(groups.keys() - {""}):
+        problem = (
+            f"{listed(groups[setting])}: a message is acknowledged though its task has not ended, "
+            f"as {setting} is not set: what was answered 2xx is lost if the worker, or a process "
+            "of its pool, is killed"
+        )
+        remedy = (
+            "appserver.setup(app), or task_acks_late = task_reject_on_worker_lost = True in "
+            "their app; ignore it if each task has both by itself (acks_late, ...)"
+        )
+        found.append(warn(EARLY, problem, remedy))
+    return found
+
+
+def _missing(settings: Settings, worker: Worker) -> str:
+    """Return the setting without which a worker, or its pool's process, takes a message along."""
+    if not settings.get("task_acks_late"):
+        return "task_acks_late"
+    alone = worker.solo or worker.pool in ("thread", "gevent", "eventlet")  # without processes
+    kept = alone or settings.get("task_reject_on_worker_lost")
+    return "" if kept else "task_reject_on_worker_lost"
 
 
 def forms(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
@@ -116,9 +135,13 @@ def forms(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]
             yield judged(STORED, problem, _same_expiry(expected, seconds))
     for form, names in _grouped(settings, _form).items():
         if form:
-            problem = f"{listed(names)}: {form}; the gateway reads plain JSON"
-            remedy = "set result_serializer = 'json' and no result_compression in their app"
-            yield fail(STORED, problem, remedy)
+            yield strange(f"{listed(names)}: {form}")
+
+
+def strange(what: str) -> Finding:
+    """Return a finding about results that the gateway cannot read."""
+    remedy = "set result_serializer = 'json' and no result_compression in their app"
+    return fail(STORED, f"{what}; the gateway reads plain JSON", remedy)
 
 
 def elsewhere(

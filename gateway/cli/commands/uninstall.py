@@ -137,7 +137,11 @@ async def _queue(connection: TurnConnection, config: Config, name: str) -> Left 
             return Left(f"{what}; stop its workers when it is empty, and then begin again")
 
         async def remove() -> str:
-            finding = await queues.remove(connection, name)
+            tasks = [task for task in config.tasks if name in task.queue_names]
+            quorum = any(task.queue_type == "quorum" for task in tasks)
+            # On a connection of its own, as the broker may end it.
+            async with connected_to_any(config) as own:
+                finding = await queues.remove(own, name, quorum)
             return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
 
         return Left(what, remove)

@@ -179,6 +179,34 @@ def read_frames(stream, channel_id):
         assert stream.read(1) == b"\xce"
 
 
+@pytest.mark.parametrize(
+    ("request_", "ignored"),
+    [
+        ({"id": "1", "headers": {"delivery": {}}}, False),
+        ({"id": "1", "headers": {"delivery": {}}, "ignore_result": True}, True),
+        ({"id": "1"}, True),
+        ({"id": "2", "headers": {"delivery": {}}}, True),
+    ],
+)
+def test_the_result_of_a_task_in_the_place_of_another_is_wanted_as_its_was(
+    celery, request_, ignored
+):
+    app = celery(broker=NOWHERE, backend=STORELESS)
+    headers = {"id": "1", "ignore_result": True}
+
+    @app.task(shared=False)
+    def replacing() -> None:
+        carry_over([], headers, {})
+
+    replacing.push_request(**request_)
+    try:
+        with patch("appserver.reply_backend.current_task", replacing):
+            replacing.run()
+    finally:
+        replacing.pop_request()
+    assert headers["ignore_result"] is ignored
+
+
 def test_a_signature_in_the_place_of_a_task_keeps_its_own_headers(celery):
     app = celery(broker=NOWHERE, backend=STORELESS)
     own = {"task_id": "1", "headers": {"tenant": "a"}}

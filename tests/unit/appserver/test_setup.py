@@ -176,6 +176,25 @@ def test_a_worker_whose_results_go_elsewhere_does_not_start(shop, url):
         create(app)
 
 
+def test_a_worker_that_takes_no_json_does_not_start(shop):
+    app = shop(backend=REDIS, broker="memory://")
+    appserver.setup(app)
+    app.conf.accept_content = ["pickle", "application/json"]
+    create(app)
+    app.conf.accept_content = ["pickle"]
+    with pytest.raises(SystemExit, match="would take no message of the gateway: put 'json' into"):
+        create(app)
+
+
+def test_options_of_its_own_leave_the_others_as_they_are(shop):
+    app = shop(backend=REDIS, broker="memory://")
+    appserver.setup(app)
+    app.conf.broker_transport_options = {"visibility_timeout": 3600, "confirm_timeout": 9}
+    create(app)
+    options = {"confirm_publish": True, "confirm_timeout": 9, "visibility_timeout": 3600}
+    assert app.conf.broker_transport_options == options
+
+
 def test_a_worker_whose_processes_are_no_forks_does_not_start(shop, monkeypatch):
     app = shop(backend=REDIS, broker="memory://")
     appserver.setup(app)

@@ -343,6 +343,7 @@ def test_a_task_without_a_signature_is_not_told():
 
 
 STOCK = {"result_backend": "redis://h/0"}
+LATE = {"task_acks_late": True, "task_reject_on_worker_lost": True}
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,10 @@ STOCK = {"result_backend": "redis://h/0"}
         ({"answer": "accept"}, {**STOCK, "task_acks_late": False}, True),
         ({"answer": "wait-then-accept"}, STOCK, True),
         ({"prefer": True}, STOCK, True),
-        ({"answer": "accept"}, {**STOCK, "task_acks_late": True}, False),
+        ({"answer": "accept"}, {**STOCK, "task_acks_late": True}, True),
+        ({"answer": "accept"}, {"CELERY_RESULT_BACKEND": "redis://h/0"}, True),
+        ({"also": [{"task": "t", "queue": "q"}], "queue": "other"}, STOCK, True),
+        ({"answer": "accept"}, {**STOCK, **LATE}, False),
         ({"answer": "accept"}, {}, False),  # they are not told
         ({"answer": "accept", "queue": "other"}, STOCK, False),
         ({}, STOCK, False),

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from appserver.poison import CELERY_HEADERS
 from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.config.task import RESERVED
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.process.handover import Start, read, write
 
+LIMITED = {"queue": "q", "queue_arguments": {"x-max-length": 9}}
 BODY = b'{"a": 1, "text": "x", "none": null, "list": [1, {"b": true}]}'
 
 
@@ -94,6 +97,16 @@ def test_a_call_without_arguments_is_one():
         ({"time_limit": 5, "soft_time_limit": 5}, "has to be below time_limit"),
         ({"message_headers": {"id": "event"}}, "one of Celery's own"),
         ({"message_headers": {"x-delivery-count": "header:n"}}, "one of RabbitMQ's own"),
+        ({"message_headers": {"compression": "header:n"}}, "one of Celery's own"),
+        ({**LIMITED, "answer": "accept"}, "drops the oldest message"),
+        ({**LIMITED, "prefer": True}, "drops the oldest message"),
+        ({"also": [{"task": "t", **LIMITED}]}, "drops the oldest message"),
+        ({"queue": "q", "queue_arguments": {"x-max-length-bytes": 9, "x-overflow": "drop-head"},
+          "answer": "accept"}, "with x-max-length-bytes RabbitMQ drops"),
+        ({"queue": "q", "queue_arguments": {"x-message-ttl": 9}, "answer": "accept"},
+         "drops what waits too long"),
+        ({"queue": "q", "queue_arguments": {"x-expires": 9}, "answer": "accept"},
+         "deletes a queue"),
         ({"priority": 256}, "255"),
         ({"link": "t"}, "Extra inputs are not permitted"),
         ({"eta": "2030-01-01T00:00:00Z"}, "Extra inputs are not permitted"),
@@ -111,6 +124,26 @@ def test_a_call_without_arguments_is_one():
 def test_settings_that_cannot_be(settings, problem):
     with pytest.raises(ValidationError, match=problem):
         Route(path="/{shop}", **settings)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"x-max-length": 9, "x-overflow": "reject-publish"},
+        {"x-max-length": 9, "x-overflow": "reject-publish-dlx"},
+        {"x-max-length": 9, "x-message-ttl": 9, "x-dead-letter-exchange": "kept"},
+    ],
+)
+def test_arguments_with_which_no_accepted_message_is_lost(own):
+    assert Route(path="/", answer="accept", queue="q", queue_arguments=own)
+
+
+def test_what_nobody_was_told_may_be_dropped():
+    assert Route(path="/", **LIMITED)
+
+
+def test_no_header_of_a_message_is_one_that_a_worker_reads():
+    assert {name for name in CELERY_HEADERS if name[0] != "_"} - RESERVED.keys() == set()
 
 
 def test_a_text_that_was_cut_within_an_emoji_is_sent_in_a_header_of_the_message():
