@@ -77,6 +77,18 @@ def bodies(config: Config) -> Iterator[Finding]:
             yield warn(f"source {name}", problem, f"set max_body = {largest}, and nginx' own limit")
 
 
+def drains(config: Config) -> Iterator[Finding]:
+    """Yield a warning for each route whose requests may wait longer than a draining process."""
+    for route in config.routes:
+        if route.deadline > config.grace:
+            problem = (
+                f"its deadline, {route.deadline:g} s, is above grace, {config.grace:g} s: a reload "
+                "or a restart cuts off requests that wait"
+            )
+            remedy = f"set grace = {route.deadline:g}, and let what stops the gateway wait longer"
+            yield warn(f"route {route.path}", problem, remedy)
+
+
 def events(config: Config) -> Iterator[Finding]:
     """Yield a warning for each route that waits for events that its sender does not have.
 

@@ -57,5 +57,6 @@ def _found(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield from settings.variables(os.environ, arguments.config)
     yield from settings.sources(config)
     yield from settings.bodies(config)
+    yield from settings.drains(config)
     yield from settings.events(config)
     yield from asyncio.run(checks.run(config, arguments.tell))

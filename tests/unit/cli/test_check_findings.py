@@ -378,3 +378,9 @@ def test_the_command_that_deletes_a_queue_names_its_virtual_host():
         other = Inspected(Seen(1, 0), ChannelClosedByBroker(406, f"PRECONDITION_FAILED - {text}"))
         (finding,) = judge({"q": other}, {"path": "/", "queue": "q"})
         assert f"rabbitmqctl delete_queue{option} q --if-empty" in finding.remedy
+
+
+def test_a_deadline_that_a_drain_cuts_off_is_told():
+    config = Config(grace=5, routes=[{"path": "/a", "deadline": 5}, {"path": "/b", "deadline": 6}])
+    (line,) = settings.drains(config)
+    assert (line.status, line.check) == ("warn", "route /b") and "set grace = 6" in line.remedy
