@@ -32,5 +32,5 @@ EXPOSE 8000
 # This checks liveness, not readiness: if the broker is down, that is no reason to replace a gateway. A
 # container in another role has no admin port, and must disable this check.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 9464, timeout=2); c.request('GET', '/healthz'); exit(c.getresponse().status != 200)"]
+    CMD ["python", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:9464/healthz', timeout=2)"]
 CMD ["gateway", "serve", "--host", "0.0.0.0"]

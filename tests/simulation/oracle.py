@@ -86,10 +86,15 @@ class Judge(promises.Judge):
         return super().explained(one) or (one.status == 408 and self._frozen(one))
 
     def unwritten(self, one: Try) -> bool:
-        # The gateway has it from a reply, and is killed before Redis is there again.
+        # The gateway has it from a reply. Before Redis is there again, it is killed, or the message
+        # is delivered again, as its worker cannot store the result, either.
+        runs = [e.at for e in self.main if e.delivery == one.delivery]
         return self.seen.strategy == "pika" and any(
             fault.overlaps(one.answered - BACK, one.answered + BACK)
-            and self.hit(one.answered, fault.ended + BACK, *KILLED, target=one.gateway)
+            and (
+                self.hit(one.answered, fault.ended + BACK, *KILLED, target=one.gateway)
+                or any(one.answered < at < fault.ended + BACK for at in runs)
+            )
             for fault in self.seen.injected
             if "redis" in fault.target
         )

@@ -120,8 +120,8 @@ def _judge_stored(
         # environment of those that have may name what their settings do not.
         doubts = [
             warn(STORED, each.problem, each.remedy)
-            for each in worker_settings.elsewhere(config, settings, same)
-            if each.status == FAIL and "not set" not in each.problem
+            for each in worker_settings.other_places(config, settings, same)
+            if each.status == FAIL
         ]
         where = "are where the gateway reads them"
         return [ok(STORED, f"{sent} of {sent} {where}{_but(untried)}"), *doubts]

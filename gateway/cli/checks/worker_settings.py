@@ -155,6 +155,20 @@ def elsewhere(
         if not _URL(url):
             problem = f"{listed(names)}: stores nothing in Redis, as result_backend is {url}"
             yield fail(STORED, problem, "set result_backend redis://... in their app")
+    yield from other_places(config, settings, same)
+    for has_prefix, names in _grouped(settings, _has_prefix).items():
+        if has_prefix != bool(config.result_key_prefix):
+            has = "has a" if has_prefix else "has no"
+            problem = f"{listed(names)}: {has} global_keyprefix, unlike the gateway"
+            yield fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else ""))
+
+
+def other_places(
+    config: Config, settings: Mapping[str, Settings], same: Mapping[Server, bool | None]
+) -> Iterator[Finding]:
+    """Yield findings about workers that name another server, or another database."""
+    for url, names in _grouped(settings, _backend).items():
+        if not _URL(url):
             continue
         server, database = place(url)
         own_server, own_database = place(config.results)
@@ -166,11 +180,6 @@ def elsewhere(
         elif server != own_server and not same.get(server):
             problem = f"{listed(names)}: in {url}; whether that is the gateway's is not known"
             yield warn(STORED, problem, "check that both names are the same server")
-    for has_prefix, names in _grouped(settings, _has_prefix).items():
-        if has_prefix != bool(config.result_key_prefix):
-            has = "has a" if has_prefix else "has no"
-            problem = f"{listed(names)}: {has} global_keyprefix, unlike the gateway"
-            yield fail(STORED, problem, same_prefix(config, "THEIRS" if has_prefix else ""))
 
 
 def other_servers(config: Config, settings: Mapping[str, Settings]) -> dict[str, Server]:
