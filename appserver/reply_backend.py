@@ -107,7 +107,14 @@ class ReplyMixin(_Backend):
         store_result: bool = True,
         state: str = states.SUCCESS,
     ) -> None:
-        """Record a task's success, which may be held until the end of the loop's turn."""
+        """Record a task's success, which may be held until the end of the loop's turn.
+
+        Nobody but the gateway, which asks for it, has ever seen what a task with ``ignore_result``
+        returns: where that is no JSON, the task has succeeded nevertheless, with None.
+        """
+        task = self.app.tasks.get(getattr(request, "task", None))
+        if getattr(task, "ignore_result", False) and not _is_json(result):
+            result = None
         store = partial(super().mark_as_done, task_id, result, request, store_result, state)
         held = reply_connection(self.app).held
         if held is None or is_followed(self.app, request):
@@ -214,6 +221,14 @@ def encode(meta: dict[str, Any]) -> bytes:
         return _encode(meta).encode()
     except (TypeError, ValueError, RecursionError) as exc:
         raise EncodeError(str(exc)) from exc
+
+
+def _is_json(result: Any) -> bool:
+    try:
+        encode({"result": json_result(result, states.SUCCESS)})
+    except EncodeError:
+        return False
+    return True
 
 
 # A task in the place of another one answers, too -----------------------------------------------

@@ -150,6 +150,23 @@ def test_a_result_that_is_not_json_is_an_error(result):
         encode({"result": json_result(result, states.SUCCESS)})
 
 
+@pytest.mark.parametrize(
+    ("ignores", "returned", "stored"),
+    [(True, object(), None), (True, {"a": 1}, {"a": 1}), (False, {"a": 1}, {"a": 1})],
+)
+def test_what_a_task_returns_that_ignores_its_result_need_not_be_json(
+    celery, ignores, returned, stored
+):
+    app = celery(broker=NOWHERE, backend=STORELESS)
+
+    @app.task(name="t", ignore_result=ignores)
+    def ignoring(): ...
+
+    with patch.object(type(app.backend), "store_result") as store:
+        app.backend.mark_as_done("1", returned, request(delivery={}))
+    assert store.call_args.args[:3] == ("1", stored, states.SUCCESS)
+
+
 @pytest.mark.parametrize("size", [0, 1, 4088, 4089, 10_000])
 def test_frames_are_what_an_amqp_client_reads(size):
     body = b"x" * size
