@@ -142,7 +142,9 @@ class TellParameters(bootsteps.Step):
         for task in worker.app.tasks.values():
             # Some callables, such as those written in C, have no signature.
             try:
-                found = inspect.signature(task.run, follow_wrapped=False)
+                # Its own function, and not what retries it; and what its decorators call it with.
+                run = getattr(task, "_orig_run", task.run)
+                found = inspect.signature(run, follow_wrapped=False)
             except (TypeError, ValueError):
                 continue
             setattr(task, PARAMETERS, str(_plain(found)).replace("=Ellipsis", "=..."))

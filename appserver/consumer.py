@@ -107,13 +107,13 @@ class PromptConsumer(Consumer):
         signals.task_rejected.send(sender=self, message=message, exc=exc)
 
     def _keeps(self, message: Any, exc: Exception, error: Exception) -> bool:
-        """Make a persistent message a dead letter, and record `error`; False: it is not persistent.
+        """Make a gateway's persistent message a dead letter, and record `error`; False: it is none.
 
-        The sender of what is not has been told nothing, and gets an error.
+        The sender of what is not persistent has been told nothing, and gets an error.
         """
-        if message.properties.get("delivery_mode") != 2 or not isinstance(
-            message.channel, amqp.Channel
-        ):
+        delivered = isinstance(message.headers.get("delivery"), dict)
+        persistent = message.properties.get("delivery_mode") == 2
+        if not (delivered and persistent and isinstance(message.channel, amqp.Channel)):
             return False
         dispose(self, message, exc, message.ack_log_error, message.reject_log_error, error)
         return True

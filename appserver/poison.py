@@ -37,6 +37,8 @@ from appserver.queues import DEAD_LETTER_EXCHANGE
 #: Workers lost with a redelivered message after which it is not begun any more. A deployment may be
 #: the cause of the first loss, and the machine of the second; of the third it is the task.
 BEGUN_AGAIN = 3
+#: The largest prefetch limit with messages that cannot be begun, nor published as dead letters.
+HELD_MOST = 1_000
 PATIENCE = 5.0  # seconds for publishing a dead letter, with the pause before the next attempt
 #: The headers that are no headers of the task's own.
 CELERY_HEADERS = frozenset(vars(Context)) | {
@@ -268,7 +270,17 @@ def dispose(
     if dead_letters.publish_unusable(consumer.app, message, exc, PATIENCE / 2):
         _record_failure(consumer.app, message, error or InvalidTaskError(repr(exc)))
         return ack(log, errors)
-    return consumer.timer.call_after(PATIENCE, reject, (log, errors, True))
+    # Beside the prefetch limit, as what can be begun is behind it, and may be what ends an alarm.
+    qos = consumer.qos
+    if beside := 0 < qos.value < HELD_MOST:
+        qos.increment_eventually()
+
+    def give_back() -> None:
+        reject(log, errors, True)
+        if beside:
+            qos.decrement_eventually()
+
+    return consumer.timer.call_after(PATIENCE, give_back)
 
 
 def _record_failure(app: Any, message: Any, error: Exception) -> None:

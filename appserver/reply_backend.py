@@ -247,22 +247,26 @@ def carry_over(
         return
     request = current_task.request
     delivery = (request.headers or {}).get("delivery")
-    replaces = headers.get("id") == request.id
-    if replaces and delivery is not None and not request.ignore_result:
-        headers["ignore_result"] = False  # whatever the task in its place has by itself
     reply_to = request.reply_to
-    if not reply_to or not reply_to.startswith(REPLY_PREFIXES):
+    replied = bool(reply_to) and reply_to.startswith(REPLY_PREFIXES)
+    if delivery is None and not replied:
         return
-    if replaces:
-        properties["reply_to"] = reply_to
-        headers.setdefault("delivery", delivery)
+    # Whatever the task in its place has by itself.
+    own = {} if request.ignore_result else {"ignore_result": False}
+    if headers.get("id") == request.id:
+        headers.update(own)
+        if replied:
+            properties["reply_to"] = reply_to
+            headers.setdefault("delivery", delivery)
         return
     embed = body[2] if isinstance(body, (tuple, list)) and len(body) == 3 else None
     for signature in _signatures(embed):
         options = signature["options"]
         if options.get("task_id") == request.id:
-            options["reply_to"] = reply_to
-            options["headers"] = {"delivery": delivery, **(options.get("headers") or {})}
+            options.update(own)
+            if replied:
+                options["reply_to"] = reply_to
+                options["headers"] = {"delivery": delivery, **(options.get("headers") or {})}
 
 
 def _signatures(value: Any) -> Iterator[dict[str, Any]]:

@@ -407,7 +407,8 @@ def dropped(task: TaskSettings) -> Iterator[str]:
     https://www.rabbitmq.com/docs/maxlength#overflow-behaviour, https://www.rabbitmq.com/docs/ttl
     """
     own = task.queue_arguments
-    kept = "x-dead-letter-exchange" in own or task.dynamic
+    # On the default exchange without a routing key it would come back, which RabbitMQ ends.
+    kept = task.dynamic or own.get("x-dead-letter-exchange") or "x-dead-letter-routing-key" in own
     limits = sorted(own.keys() & {"x-max-length", "x-max-length-bytes"})
     if limits and not kept and not str(own.get("x-overflow")).startswith("reject-publish"):
         yield (

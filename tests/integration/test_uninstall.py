@@ -76,6 +76,7 @@ def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: Ra
 
         ran = uninstall("--yes")
         assert ran.returncode == 0 and "removed queue audit: 0 messages" in ran.stdout, ran
+        assert re.search("^keep +queue safe: .*: rabbitmqctl delete_queue safe$", ran.stdout, re.M)
         assert {*ours()} == {PREFIX + b"mine", *nested} and client.exists("gateway:/:other:c:x")
     assert not {"orders", "audit"} & queues(rabbitmq) and "celery" in queues(rabbitmq)
     assert "gateway.siblings" not in rabbitmq.ctl("list_exchanges", "name").split()

@@ -13,7 +13,17 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from gateway.amqp import broker
 from gateway.amqp.connection import TurnConnection
 from gateway.amqp.reply_channel import connected_to_any
-from gateway.cli.checks.finding import LIMIT, Finding, counted, fail, listed, ok, ranged, skipped
+from gateway.cli.checks.finding import (
+    LIMIT,
+    Finding,
+    counted,
+    fail,
+    listed,
+    ok,
+    ranged,
+    skipped,
+    warn,
+)
 from gateway.config.settings import Config
 from gateway.config.task import TaskSettings, fair_name_of, worker_command
 from gateway.errors import GatewayError
@@ -247,8 +257,8 @@ async def delete(config: Config, name: str) -> Finding:
         return fail(check, f"not deleted: {exc}", "")
 
 
-async def remove(connection: TurnConnection, name: str, quorum: bool = False) -> Finding:
-    """Delete the queue `name`, if it is empty and no worker consumes it; `quorum`: it is one."""
+async def remove(connection: TurnConnection, name: str) -> Finding:
+    """Delete the queue `name`, if it is empty and no worker consumes it."""
     check = f"queue {name}"
     try:
         messages, consumers = await broker.declare_alone(connection, name, None)
@@ -258,15 +268,14 @@ async def remove(connection: TurnConnection, name: str, quorum: bool = False) ->
             remedy = "stop what consumes it" if consumers else remedy
             return fail(check, f"not deleted: it has {has}", remedy)
         channel = await broker.open_channel(connection)
-        # The broker looks again, as messages and consumers may have come since. For quorum queues
-        # RabbitMQ has no such condition.
-        conditions = [not quorum] * 2
-        await broker.rpc(channel, partial(channel.queue_delete, name, *conditions))
+        # The broker looks again, as messages and consumers may have come since.
+        await broker.rpc(channel, partial(channel.queue_delete, name, True, True))
     except ChannelClosedByBroker as exc:
         return fail(check, f"not deleted: {exc.reply_text}", "")
     except ConnectionClosedByBroker as exc:
         if exc.reply_code != 540:
             raise
+        # RabbitMQ has no such condition for quorum queues, and without a leader it counts nothing.
         remedy = f"it was empty, and nothing consumed it: {_delete(name, exc)}"
         return fail(check, f"not deleted: {exc.reply_text}", remedy)
     return ok(check, "deleted: it was empty, and no worker consumed it")
@@ -300,6 +309,8 @@ def _other(task: TaskSettings, refused: Mapping[str, ChannelClosedByBroker]) -> 
     if not task.declare and argument not in ("x-queue-type", "durable", "auto_delete"):
         return []  # with `declare = false` the route need not know the other arguments
     problem = f"it is not what the route declares: {exc.reply_text}"
+    if not task.declare and argument != "x-queue-type":
+        return [warn(name, problem, "what was accepted is lost with it; declare it durable")]
     delete = _delete(next(iter(refused)), exc)
     return [fail(name, problem, _adapt(list(refused), argument, current.strip("'"), kind, delete))]
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gateway.amqp.reply_channel import ReplyChannel
-from gateway.amqp.workers import Answers
+from gateway.amqp.workers import Answers, Worker
 from gateway.celery_message import RESULT_KEY
 from gateway.cli.checks import trial, worker_settings
 from gateway.cli.checks.finding import FAIL, Finding, fail, listed, ok, skipped, warn
@@ -36,7 +36,7 @@ async def check(
         return []
     reads, settings = _reads(config), worker_settings.of(config, answers)
     found = [*worker_settings.forms(config, settings)] if reads else []
-    found += worker_settings.untold(answers)
+    found += worker_settings.untold(config, answers)
     replies_expected = config.strategy_info.replies
     others = worker_settings.other_servers(config, settings)
     same = await worker_settings.same_servers(config, others.values()) if config.results else {}
@@ -52,7 +52,7 @@ async def check(
     elif numbers and (reads or replies_expected):
         await tried.run(numbers, answers, deadline)
     if replies_expected:
-        found += _judge_replies(tried, answers, untried)
+        found += _judge_replies(tried, worker_settings.serving(config, answers), untried)
     if reads:
         found += _judge_stored(config, tried, settings, same, untried)
     return found
@@ -64,7 +64,7 @@ async def judge(config: Config, answers: Answers) -> list[Finding]:
     others = worker_settings.other_servers(config, settings)
     same = await worker_settings.same_servers(config, others.values())
     return [
-        *worker_settings.untold(answers),
+        *worker_settings.untold(config, answers),
         *worker_settings.forms(config, settings),
         *worker_settings.elsewhere(config, settings, same),
     ]
@@ -79,13 +79,13 @@ def _reads(config: Config) -> bool:
     )
 
 
-def _judge_replies(tried: Trial, answers: Answers, untried: str) -> list[Finding]:
+def _judge_replies(tried: Trial, workers: Mapping[str, Worker], untried: str) -> list[Finding]:
     missing, sent = len(tried.sent - tried.replied), len(tried.sent)
     if sent and not missing:
         return [ok(_REPLIES, f"{sent} of {sent} came{_but(untried)}")]
     silent = [
         name
-        for name, worker in sorted(answers.workers.items())
+        for name, worker in workers.items()
         if worker.settings and not (worker.only_replies or worker.backend.startswith("rpc"))
     ]
     if silent:

@@ -80,7 +80,8 @@ def bodies(config: Config) -> Iterator[Finding]:
 def drains(config: Config) -> Iterator[Finding]:
     """Yield a warning for each route whose requests may wait longer than a draining process."""
     for route in config.routes:
-        if route.deadline > config.grace:
+        waits = route.answer != "accept" or route.prefer
+        if waits and route.deadline > config.grace:
             problem = (
                 f"its deadline, {route.deadline:g} s, is above grace, {config.grace:g} s: a reload "
                 "or a restart cuts off requests that wait"

@@ -65,25 +65,30 @@ async def _run(client: Redis) -> str:
         return ""
 
 
-def of(config: Config, answers: Answers) -> dict[str, Settings]:
-    """Return the settings of workers that may run the routes' tasks, by the worker's name."""
+def serving(config: Config, answers: Answers) -> dict[str, Worker]:
+    """Return the workers that may run the routes' tasks, by their names."""
     tasks = [task for route in config.routes for task in (route, *route.also)]
     queues = {queue for task in tasks for queue in task.queue_names}
     any_queue = any(task.exchange is not None for task in tasks)
     return {
-        name: worker.settings
-        for name, worker in answers.workers.items()
-        if worker.settings
-        and (any_queue or worker.queues is None or not queues.isdisjoint(worker.queues))
+        name: worker
+        for name, worker in sorted(answers.workers.items())
+        if any_queue or worker.queues is None or not queues.isdisjoint(worker.queues)
     }
 
 
-def untold(answers: Answers) -> list[Finding]:
+def of(config: Config, answers: Answers) -> dict[str, Settings]:
+    """Return the settings of those of these workers that have sent them."""
+    found = serving(config, answers)
+    return {name: worker.settings for name, worker in found.items() if worker.settings}
+
+
+def untold(config: Config, answers: Answers) -> list[Finding]:
     """Return a finding about workers that answer the question for their settings with an error.
 
     Celery before 5.7 raises one where it cannot hide the password of a URL.
     """
-    names = [name for name, worker in sorted(answers.workers.items()) if worker.settings == {}]
+    names = [name for name, worker in serving(config, answers).items() if worker.settings == {}]
     if not names:
         return []
     problem = f"{listed(names)}: the settings are answered with an error, and not checked"
@@ -119,7 +124,7 @@ def _missing(settings: Settings, worker: Worker) -> str:
     """Return the setting without which a worker, or its pool's process, takes a message along."""
     if not settings.get("task_acks_late"):
         return "task_acks_late"
-    alone = worker.solo or worker.pool in ("thread", "gevent", "eventlet")  # without processes
+    alone = worker.solo or worker.pool in ("", "thread", "gevent", "eventlet")  # no processes
     kept = alone or settings.get("task_reject_on_worker_lost")
     return "" if kept else "task_reject_on_worker_lost"
 

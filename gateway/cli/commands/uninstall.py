@@ -137,11 +137,10 @@ async def _queue(connection: TurnConnection, config: Config, name: str) -> Left 
             return Left(f"{what}; stop its workers when it is empty, and then begin again")
 
         async def remove() -> str:
-            tasks = [task for task in config.tasks if name in task.queue_names]
-            quorum = any(task.queue_type == "quorum" for task in tasks)
-            # On a connection of its own, as the broker may end it.
+            # On a connection of its own: the broker ends it if this is a quorum queue, of which it
+            # cannot delete only an empty one.
             async with connected_to_any(config) as own:
-                finding = await queues.remove(own, name, quorum)
+                finding = await queues.remove(own, name)
             return "" if finding.status == OK else f"{finding.problem}; {finding.remedy}"
 
         return Left(what, remove)

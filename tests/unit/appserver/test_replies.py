@@ -159,7 +159,7 @@ def test_what_a_task_returns_that_ignores_its_result_need_not_be_json(
 ):
     app = celery(broker=NOWHERE, backend=STORELESS)
 
-    @app.task(name="t", ignore_result=ignores)
+    @app.task(name="t", ignore_result=ignores, shared=False)
     def ignoring(): ...
 
     with patch.object(type(app.backend), "store_result") as store:
@@ -232,7 +232,10 @@ def test_a_signature_in_the_place_of_a_task_keeps_its_own_headers(celery):
     @app.task(bind=True, shared=False)
     def replacing(self) -> None:
         carry_over(body, {"id": "another"}, {})
+        carry_over(stored, {"id": "another"}, {})
 
+    kept = {"task_id": "1", "ignore_result": True}
+    stored = ([], {}, {"chord": {"options": kept}})
     delivery = {"id": "d"}
     replacing.push_request(id="1", reply_to="gateway.reply.1", headers={"delivery": delivery})
     try:
@@ -241,5 +244,6 @@ def test_a_signature_in_the_place_of_a_task_keeps_its_own_headers(celery):
     finally:
         replacing.pop_request()
     assert own["headers"] == {"delivery": delivery, "tenant": "a"}
-    assert own["reply_to"] == "gateway.reply.1"
+    assert own["reply_to"] == "gateway.reply.1" and own["ignore_result"] is False
+    assert kept["ignore_result"] is False
     assert body[2]["chain"][1] == {"options": {"task_id": "2"}}

@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from celery.concurrency import get_implementation
 from celery.exceptions import TaskRevokedError
+from kombu.common import QoS
 from kombu.exceptions import OperationalError
 from kombu.message import Message
 
@@ -45,6 +46,7 @@ class World:
 
         self.letters, self.later, self.settled, self.confirms = [], [], [], True
         self.channel = amqp.Channel.__new__(amqp.Channel)
+        self.qos = QoS(lambda prefetch_count: None, 4)
         monkeypatch.setattr(dead_letters, "publish", self._publish)
         PoisonAwareTasks(None).create(SimpleNamespace(app=self.app))
         self.pool = pool
@@ -64,7 +66,7 @@ class World:
     def begin(self, body, **headers):
         consumer = SimpleNamespace(
             app=self.app, hostname="w", connection_errors=(), event_dispatcher=None,
-            pool=self.pool,
+            pool=self.pool, qos=self.qos,
             timer=SimpleNamespace(call_at=None, call_after=lambda *call: self.later.append(call)),
             apply_eta_task=None, disable_rate_limits=True, task_buckets={}, _limit_task=None,
             on_task_request=self.execute, _limit_post_eta=None,
@@ -116,9 +118,12 @@ def test_it_returns_to_its_queue_after_a_while_where_it_is_not_confirmed(world, 
     world.confirms = False
     world.begin(body)
     assert ("acknowledged", False) not in world.settled
-    ((seconds, reject, args),) = world.later
-    reject(*args)
+    ((seconds, *call),) = world.later
+    # What is behind it is begun. What a pool could not take has no consumer at hand.
+    assert world.qos.value == 4 + (body == "[1]")
+    call[0](*(call[1] if call[1:] else ()))
     assert seconds == PATIENCE and world.settled[-1] == ("rejected", True)
+    assert world.qos.value == 4
 
 
 @pytest.mark.parametrize("body", ["[1]", "[[], {}, {}]"])

@@ -366,6 +366,9 @@ def test_workers_that_lose_what_was_accepted_are_named(route, conf, found):
     answers = Answers()
     answers.take("active_queues", {"w": [{"name": "q"}]})
     answers.take("conf", {"w": conf})
+    answers.take(
+        "stats", {"w": {"pool": {"implementation": "celery.concurrency.prefork:TaskPool"}}}
+    )
     lines = early(config, answers)
     assert [(line.status, line.check) for line in lines] == [("warn", "acknowledgements")] * found
     assert all(line.problem.startswith("w: ") for line in lines)
