@@ -74,6 +74,7 @@ KINDS = [
     (NAME, "dies", 0.5, 12.0),
 ]
 UNUSABLE = b"[1]"  # the body of a message that cannot be begun
+UNKNOWN = "unknown"  # a task that the worker does not know
 _frame = Struct(">BHI")
 
 
@@ -259,7 +260,7 @@ class CeleryWorld(World):
         body = (json.dumps(call) + padding).encode()
         strange = rng.random()
         if strange < 0.03:
-            name = "unknown"
+            name = UNKNOWN
         elif strange < 0.06:
             name, body = "quick", b"{no json"
         elif strange < 0.09:
@@ -414,7 +415,7 @@ def _results(world: CeleryWorld) -> Iterator[str]:
                 if name != task_id or nonce not in job.nonces:
                     yield f"{task_id} has the result {meta['result'][:60]}"
             elif meta["status"] == "FAILURE":
-                fails = len(job.ended) > len(job.nonces) or job.message.task == "unknown"
+                fails = len(job.ended) > len(job.nonces) or job.message.task == UNKNOWN
                 if not fails and job.message.body != UNUSABLE and not world.broken("redis", NAME):
                     yield f"{task_id} is a failure, and has not failed: {meta['result']}"
         states = [meta["status"] for _, meta in job.stored]
@@ -431,13 +432,19 @@ def _executions(world: CeleryWorld) -> Iterator[str]:
             yield f"the worker has died {job.deaths} times with {task_id}"
         if len(job.begun) > 1 and not world.broken("broker", NAME):
             yield f"{task_id} has run {len(job.begun)} times"
-        if not job.begun and job.message.task != "unknown" and not _unusable(job):
+        if not job.begun and job.message.task != UNKNOWN and not _unusable(job):
             yield f"{task_id} has not run"
     timeouts = sum(fault.kind == "consumer timeout" for fault in world.evidence.injected)
+    letters = set()
     for letter in world.broker.queues[DEAD_LETTER_EXCHANGE].ready:
-        job = world.jobs[letter.properties.headers["id"]]
-        if job.deaths + timeouts < BEGUN_AGAIN and job.message.body != UNUSABLE:
-            yield f"{job.message.task_id} is a dead letter after {job.deaths} deaths"
+        letters.add(task_id := letter.properties.headers["id"])
+        job = world.jobs[task_id]
+        unusable = job.message.body == UNUSABLE or job.message.task == UNKNOWN
+        if job.deaths + timeouts < BEGUN_AGAIN and not unusable:
+            yield f"{task_id} is a dead letter after {job.deaths} deaths"
+    for task_id, job in world.jobs.items():
+        if job.message.task == UNKNOWN and task_id not in letters:
+            yield f"{task_id}, of a task that the worker does not know, is lost"
     yield from world.refused
 
 

@@ -114,9 +114,9 @@ def test_lost_results_are_told_with_their_number():
 
 @pytest.mark.parametrize("said", [{"error": "ValueError()"}, {}, [], None])
 def test_a_worker_that_answers_an_error_in_the_place_of_its_settings_is_named(said):
-    (found,) = untold(answered(conf={"a": {"result_backend": None}, "b": said}))
+    (found,) = untold(Config(), answered(conf={"a": {"result_backend": None}, "b": said}))
     assert str(found).startswith("warn  stored results: b: the settings are answered with an error")
-    assert untold(Answers()) == []
+    assert untold(Config(), Answers()) == []
 
 
 @pytest.mark.parametrize(
