@@ -391,7 +391,7 @@ def install() -> None:
         "celery.app.base": {"datetime": _Moments},
         "appserver.beginnings": {"WeakSet": _WeakSet},
         "appserver.dead_letters": {"datetime": _Moments},
-        "appserver.reply_backend": {"datetime": _Moments},
+        "appserver.result_script": {"datetime": _Moments},
         "appserver.reply_connection": {"select": polls, "threading": threads},
         "appserver.held_results": {"threading": threads},
         "appserver.together": {"threading": threads},
