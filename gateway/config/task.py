@@ -3,92 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_serializer
+from pydantic import AfterValidator, Field
 
-from gateway.celery_message import (
-    Message,
-    MessageOptions,
-    embedding,
-    encodable,
-    encode_body,
-    encode_call,
-)
+from gateway.celery_message import Message, MessageOptions, encodable
 from gateway.config import dynamic as dynamic_queues
 from gateway.config import pointers
+from gateway.config.arguments import ArgumentSetting, call_encoder
 from gateway.config.pointers import KEY, Pointer, pointing
 from gateway.delivery import Delivery
 from gateway.errors import BadRequest
 from gateway.model import Model, Seconds
-from gateway.sources.reading import MISSING
-
-
-class Argument(Model):
-    """A value of the delivery, and what stands for it where the delivery has none.
-
-    An `optional` one is left out there, so that the task's own default applies.
-    """
-
-    place: Pointer = Field(alias="from")
-    default: Any = MISSING
-    optional: bool = False
-
-    @model_serializer
-    def _written(self) -> dict[str, Any]:
-        """Leave out the default where there is none: no format can express `MISSING`."""
-        default = {} if self.default is MISSING else {"default": self.default}
-        return {"from": self.place, **default, **({"optional": True} if self.optional else {})}
-
-    def extractor(self) -> Callable[[Delivery], Any]:
-        """Return the function that extracts the value.
-
-        Without one it raises `BadRequest`, or returns `MISSING` where the argument is `optional`.
-        """
-        extract, place, default = pointers.extractor(self.place), self.place, self.default
-        optional = self.optional
-
-        def found(delivery: Delivery) -> Any:
-            value = extract(delivery)
-            if value is MISSING:
-                value = default
-            if value is MISSING and not optional:
-                raise BadRequest(f"{place} is missing.")
-            return value
-
-        return found
-
-
-def _argument(value: Any) -> Any:
-    return {"from": value} if isinstance(value, str) else value
-
-
-ArgumentSetting = Annotated[Argument, BeforeValidator(_argument)]
-
-
-def call_encoder(
-    args: Sequence[Argument] | None, kwargs: Mapping[str, Argument] | None, link_error: str | None
-) -> Callable[[Delivery], bytes]:
-    """Return the function that encodes the call of a task as a message's body.
-
-    Without `args` and `kwargs` the task is called as ``task(query, headers, body)``. The function
-    raises `BadRequest` where a value is missing.
-    """
-    embed = embedding(link_error)
-    if args is None and kwargs is None:
-        return lambda delivery: encode_body(delivery.query, delivery.headers, delivery.body, embed)
-    listed = [argument.extractor() for argument in args or ()]
-    named = {name: argument.extractor() for name, argument in (kwargs or {}).items()}
-    return lambda delivery: encode_call(
-        [find(delivery) for find in listed],
-        {name: value for name, find in named.items() if (value := find(delivery)) is not MISSING},
-        embed,
-    )
-
 
 # The bounds and names of fair queues. Workers consume them: `appserver.fair` has the same ones, and
 # a test compares both. It is not imported here, as an app may have a module of that name.
