@@ -61,7 +61,7 @@ def setup(app: Celery, fair: Mapping[str, int] | None = None) -> None:
     Call it before the app's tasks are used. The app's configuration may follow, and its settings
     take precedence. A second call changes nothing. Raises ImproperlyConfigured where tasks have
     been used already, or a number of queues is wrong; a worker ends at its start where results are
-    not stored in Redis, or its processes would be no forks.
+    not stored in Redis, it takes no JSON, or its processes would be no forks.
     """
     if ReplyingBackend in app.steps["worker"]:
         return

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import amqp
-from celery import signals
 from celery.exceptions import NotRegistered
 from celery.worker import state
 from celery.worker.consumer import Consumer
@@ -19,7 +18,7 @@ from celery.worker.request import Request
 from appserver.beginnings import beginnings
 from appserver.frozen_nodes import Node, begin_elsewhere, node_of
 from appserver.lost_results import lost_results
-from appserver.poison import UNUSABLE, dispose
+from appserver.poison import UNUSABLE, dispose, keep, record_failure
 from appserver.private_parts import PrivateParts
 from appserver.queues import DYNAMIC_EXCHANGE
 from appserver.refused_queues import leave_out
@@ -42,6 +41,19 @@ _CONSUMER_PARTS = PrivateParts(
     "celery.worker.consumer.consumer:Consumer._new_prefetch_count",
     "kombu.common:QoS._mutex",
 )
+
+
+class _Kept:
+    """A message that is a dead letter already, which Celery is not to reject."""
+
+    def __init__(self, message: Any):
+        self._message = message
+
+    def reject_log_error(self, *args: object) -> None:
+        """Do nothing: it is acknowledged when its failure is recorded."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
 
 
 class PromptConsumer(Consumer):
@@ -91,32 +103,32 @@ class PromptConsumer(Consumer):
         return on_task_received
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception, **options: Any) -> None:
-        """Keep the message of a task that this worker does not know; Celery drops it."""
-        name = message.headers.get("task", "")
-        if not self._keeps(message, exc, NotRegistered(name)):
-            super().on_unknown_task(body, message, exc, **options)
-            return
-        task_id = message.headers.get("id")
-        signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
+        """Record the failure of a task that this worker does not know, as Celery does."""
+        unknown = NotRegistered(message.headers.get("task", ""))
+        if (taken := self._taken(message, unknown)) is not None:
+            super().on_unknown_task(body, taken, exc, **options)
+            if taken is not message:
+                message.ack_log_error(log, self.connection_errors)
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception, **options: Any) -> None:
-        """Keep a message whose content is not accepted, or is no task's call; Celery drops it."""
-        if not self._keeps(message, exc, exc):
-            super().on_invalid_task(body, message, exc, **options)
-            return
-        signals.task_rejected.send(sender=self, message=message, exc=exc)
+        """Log a message whose content is not accepted, as Celery does; record its failure."""
+        if (taken := self._taken(message, exc)) is not None:
+            super().on_invalid_task(body, taken, exc, **options)
+            if taken is not message:
+                record_failure(self.app, message, exc)
+                message.ack_log_error(log, self.connection_errors)
 
-    def _keeps(self, message: Any, exc: Exception, error: Exception) -> bool:
-        """Make a gateway's persistent message a dead letter, and record `error`; False: it is none.
+    def _taken(self, message: Any, exc: Exception) -> Any:
+        """Return a message that Celery may reject, which drops it; None: it is returned later.
 
-        The sender of what is not persistent has been told nothing, and gets an error.
+        That of a gateway is a dead letter before, if it is persistent: the sender of what is not
+        has been told nothing, and gets an error.
         """
         delivered = isinstance(message.headers.get("delivery"), dict)
         persistent = message.properties.get("delivery_mode") == 2
         if not (delivered and persistent and isinstance(message.channel, amqp.Channel)):
-            return False
-        dispose(self, message, exc, message.ack_log_error, message.reject_log_error, error)
-        return True
+            return message
+        return _Kept(message) if keep(self, message, exc, message.reject_log_error) else None
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         if not isinstance(exc, self.channel_errors):

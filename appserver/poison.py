@@ -252,38 +252,34 @@ def begin_or_dispose(task: Any, app: Any, consumer: Any, **options: Any) -> Call
     return strategy
 
 
-def dispose(
-    consumer: Any,
-    message: Any,
-    exc: Exception,
-    ack: Any,
-    reject: Any,
-    error: Exception | None = None,
-) -> Any:
-    """Make a `message` that cannot be begun because of `exc` a dead letter, or return it later.
-
-    `error` is recorded as the task's, if it is another one.
-    """
+def dispose(consumer: Any, message: Any, exc: Exception, ack: Any, reject: Any) -> None:
+    """Make a `message` that cannot be begun because of `exc` a dead letter, or return it later."""
     if not isinstance(message.channel, amqp.Channel):
         raise exc
-    errors = consumer.connection_errors
+    if keep(consumer, message, exc, reject):
+        record_failure(consumer.app, message, InvalidTaskError(repr(exc)))
+        ack(log, consumer.connection_errors)
+
+
+def keep(consumer: Any, message: Any, exc: Exception, reject: Any) -> bool:
+    """Publish a `message` that cannot be begun as a dead letter; False: it is returned later."""
     if dead_letters.publish_unusable(consumer.app, message, exc, PATIENCE / 2):
-        _record_failure(consumer.app, message, error or InvalidTaskError(repr(exc)))
-        return ack(log, errors)
+        return True
     # Beside the prefetch limit, as what can be begun is behind it, and may be what ends an alarm.
     qos = consumer.qos
     if beside := 0 < qos.value < HELD_MOST:
         qos.increment_eventually()
 
     def give_back() -> None:
-        reject(log, errors, True)
+        reject(log, consumer.connection_errors, True)
         if beside:
             qos.decrement_eventually()
 
-    return consumer.timer.call_after(PATIENCE, give_back)
+    consumer.timer.call_after(PATIENCE, give_back)
+    return False
 
 
-def _record_failure(app: Any, message: Any, error: Exception) -> None:
+def record_failure(app: Any, message: Any, error: Exception) -> None:
     """Record the failure of a message of which no request could be made, if it has an id."""
     headers = message.headers
     if isinstance(task_id := headers.get("id"), str):

@@ -112,7 +112,7 @@ class ReplyMixin(_Backend):
         Nobody but the gateway, which asks for it, has ever seen what a task with ``ignore_result``
         returns: where that is no JSON, the task has succeeded nevertheless, with None.
         """
-        task = self.app.tasks.get(getattr(request, "task", None))
+        task = self.app.tasks.get(getattr(request, "task", None)) if store_result else None
         if getattr(task, "ignore_result", False) and not _is_json(result):
             result = None
         store = partial(super().mark_as_done, task_id, result, request, store_result, state)
