@@ -147,13 +147,27 @@ def read_end(data: bytes) -> Outcome:
     return Outcome(SUCCESS, {"status": answer.status, "headers": headers, "body": body})
 
 
+def dump_handed_over(claim: Claim, path: str, until: float) -> str:
+    """Encode a claim of the route at `path`; its result is awaited `until` (epoch seconds)."""
+    key = claim.key.decode("latin-1")
+    return json.dumps([key, claim.span, claim.task_id, claim.digest.hex(), path, until])
+
+
+def load_handed_over(data: bytes) -> tuple[Claim, str, float]:
+    """Decode what `dump_handed_over` has encoded."""
+    key, span, task_id, digest, path, until = json.loads(data)
+    claim = Claim(key.encode("latin-1"), "", span, CONFIRMED, task_id, bytes.fromhex(digest))
+    return claim, path, until
+
+
 # Keys -------------------------------------------------------------------------------------------
 
 # A cluster takes keys together only where they have the same slot, so those of one delivery have
 # its digest as their tag. On one server the names are those that gateways have always shared.
 
-#: What follows the prefix: of a claim, of a task's failure, and of both in a cluster.
-CLAIM_KEY, FAILURE_KEY, TAGGED_KEY = "c:", "failed:", "k:"
+#: What follows the prefix: of a claim, of a task's failure, of both in a cluster, and of the set of
+#: claims that ended processes have handed over.
+CLAIM_KEY, FAILURE_KEY, TAGGED_KEY, HANDED_OVER = "c:", "failed:", "k:", "handed-over"
 
 
 def claim_key(prefix: str, identity: str, clustered: bool) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from gateway.claims.claim import (
     DIGEST,
     DONE,
     FAILED,
+    HANDED_OVER,
     MINE,
     PUBLISHING,
     RELEASED,
@@ -36,8 +37,10 @@ from gateway.claims.claim import (
     claim_key,
     dump,
     dump_end,
+    dump_handed_over,
     failure_key,
     load,
+    load_handed_over,
     read,
     read_end,
 )
@@ -75,6 +78,7 @@ class Claims(Service):
         self.redis = StateStore(config, "claims", probe=("DEL", f"{config.prefix}nothing"))
         self.uses = (self.redis,)
         self._prefix = config.prefix
+        self._handed_over = config.prefix + HANDED_OVER
         longest = _longest(config)
         # A strategy that blocks can write neither a confirm nor a renewal while it waits.
         standstill = longest if config.strategy_info.blocks else 0.0
@@ -222,6 +226,24 @@ class Claims(Service):
                     log.warning("claims could not be kept for longer: %s", reply)
                     return
 
+    async def hand_over(self, claims: Iterable[tuple[Claim, str, float]]) -> None:
+        """Leave claims to other processes, each with its route's path and as `dump_handed_over`.
+
+        What the results' answers may not have stays in this process: such claims are not left.
+        """
+        texts = [dump_handed_over(*each) for each in claims if not hides(each[0])]
+        try:
+            for batch in (texts[i : i + _AT_ONCE] for i in range(0, len(texts), _AT_ONCE)):
+                await self.redis.run("SADD", self._handed_over, *batch)
+                await self.redis.run("PEXPIRE", self._handed_over, self._window)
+        except StoreError as exc:
+            log.warning("claims could not be handed over to other processes: %s", exc)
+
+    async def handed_over(self, most: int) -> list[tuple[Claim, str, float]]:
+        """Take at most so many claims that ended processes have left; raises `StoreError`."""
+        found = await self.redis.run("SPOP", self._handed_over, min(most, _AT_ONCE))
+        return [load_handed_over(each) for each in found]
+
     def finish(self, claim: Claim, answer: Answer) -> None:
         """Write the final answer, which all later tries get."""
         data = dump(answer) if self._may_keep(claim, answer) else b""
@@ -291,6 +313,11 @@ class Claims(Service):
 def _missed(renewal: asyncio.Future[Any]) -> None:
     if not renewal.cancelled() and (exc := renewal.exception()) is not None:
         log.warning("the lease of a claim could not be renewed: %s", exc)
+
+
+def hides(claim: Claim) -> bool:
+    """Are there values that no kept answer to this delivery may have?"""
+    return claim.redacted is not None and bool(claim.redacted.places)
 
 
 def _longest(config: Config) -> float:

@@ -1,7 +1,8 @@
 """Write the results of unattended tasks, for which no request waits any more, to their claims.
 
-So the next try gets the answer, however long the task has taken, and nothing runs twice. If the
-process that listens for a result ends, the next try still finds the result while it is stored.
+So the next try gets the answer, however long the task has taken, and nothing runs twice. A process
+that ends leaves its claims to others, which look for such ones while results are still stored. If
+it is killed, the next try still finds a result while it is stored.
 """
 
 from __future__ import annotations
@@ -9,24 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.answer import Answer
 from gateway.background import Service, Tasks, Work
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
-from gateway.clock import monotonic
+from gateway.clock import monotonic, time
+from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.outcome import Outcome
 from gateway.stores.results import Results
 
 log = logging.getLogger(__name__)
-
-#: Returns the answer for an outcome, and whether later tries get the same answer.
-Read = Callable[[Outcome], tuple[Answer | None, bool]]
 
 #: The shortest and the longest pause between queries for missed results, in seconds. Within these
 #: it is a third of the time for which results are kept.
@@ -40,7 +39,7 @@ class _Task:
     """A task whose result is listened for, until ``until`` (monotonic seconds)."""
 
     claim: Claim
-    read: Read
+    route: Route
     until: float
     on_message: Callable[[bytes | None], object]
     failed: bool = False
@@ -58,6 +57,7 @@ class UnattendedTasks(Service):
         self._subscription = results.subscription
         self._prefix = results.prefix
         self._most = config.max_in_flight
+        self._routes = {route.path: route for route in config.routes}
         self._window = config.idempotency_window
         self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])
         self._waiting: dict[str, _Task] = {}
@@ -77,8 +77,11 @@ class UnattendedTasks(Service):
     async def stop(self) -> None:
         await super().stop()
         await self._begun.stop()
+        ahead = time() - monotonic()
+        tasks = self._waiting.values()
+        await self._claims.hand_over((t.claim, t.route.path, t.until + ahead) for t in tasks)
 
-    def listen(self, claim: Claim, read: Read) -> None:
+    def listen(self, claim: Claim, route: Route) -> None:
         """Write the end of its task to `claim`, if it comes within the claim's window."""
         if claim.task_id in self._waiting:
             return
@@ -86,7 +89,7 @@ class UnattendedTasks(Service):
             self._forget(next(iter(self._waiting)))
         on_message = partial(self._on_message, claim.task_id)
         until = monotonic() + self._window - claim.age
-        self._waiting[claim.task_id] = _Task(claim, read, until, on_message)
+        self._waiting[claim.task_id] = _Task(claim, route, until, on_message)
         self._subscription.add(self._prefix + claim.task_id, on_message)
         self._begun.run(self._look(claim.task_id))
 
@@ -104,7 +107,7 @@ class UnattendedTasks(Service):
     def _ended(self, task_id: str, outcome: Outcome | None) -> None:
         if outcome is None or (task := self._waiting.get(task_id)) is None:
             return
-        answer, final = task.read(outcome)
+        answer, final = task.route.read(outcome)
         if final:
             self._forget(task_id)
         elif task.failed:
@@ -150,3 +153,13 @@ class UnattendedTasks(Service):
                 self._forget(task_id)
             await self._fetch(list(self._waiting))
             await self._claims.prolong([task.claim for task in self._waiting.values()])
+            await self._take_over()
+
+    async def _take_over(self) -> None:
+        """Listen for results that ended processes have listened for."""
+        room = self._most - len(self._waiting)
+        with suppress(StoreError):  # what reads and writes results says that Redis is away
+            for claim, path, until in await self._claims.handed_over(room):
+                if (route := self._routes.get(path)) is not None:
+                    claim.age = self._window - (until - time())
+                    self.listen(claim, route)

@@ -12,20 +12,22 @@ from uuid import uuid4
 import pytest
 import redis
 
-from gateway.answer import Answer, of_outcome
+from gateway.answer import Answer
 from gateway.claims.claim import CONFIRMED, LAPSED, Claim
 from gateway.claims.store import Claims
 from gateway.claims.unattended_tasks import UnattendedTasks
+from gateway.config.redaction import Redaction
+from gateway.config.route import Route
 from gateway.config.settings import Config
+from gateway.delivery import Delivery
 from gateway.errors import Unanswered
-from gateway.outcome import Outcome
 from gateway.stores.results import Results
 from tests.support.parts import started
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 OFTEN = 0.3  # a third of it, in seconds, is the shortest pause between queries
-BODY = b"digest"
+BODY, ROUTE = b"digest", Route(path="/")
 
 
 class Process:
@@ -46,7 +48,7 @@ class Process:
 
     async def listened_for(self, name: str) -> Claim:
         claim = await self.publish(name)
-        self.unattended.listen(claim, read)
+        self.unattended.listen(claim, ROUTE)
         return claim
 
     async def answer(self, name: str) -> Answer | None:
@@ -58,10 +60,6 @@ class Process:
             while (answer := await self.answer(name)) is None:
                 await asyncio.sleep(0.01)
         return answer
-
-
-def read(outcome: Outcome) -> tuple[Answer, bool]:
-    return of_outcome(outcome), True
 
 
 @pytest.fixture
@@ -128,7 +126,7 @@ async def test_a_query_that_fails_is_soon_made_again(process, client):
         one.results.stored = failing
         claim = await one.publish("x")
         client.set(key(claim), result("late"))
-        one.unattended.listen(claim, read)
+        one.unattended.listen(claim, ROUTE)
         assert (await one.until_answered("x")).body == b"late"
 
 
@@ -178,19 +176,43 @@ async def test_nobody_listens_beyond_the_claims_window(process, client):
     async with process(result_expires=OFTEN, idempotency_window=3_600) as one:
         claim = await one.publish("x")
         claim.age = 3_600 - 0.5  # of the window of one hour
-        one.unattended.listen(claim, read)
-        one.unattended.listen(claim, read)  # as two tries do
+        one.unattended.listen(claim, ROUTE)
+        one.unattended.listen(claim, ROUTE)  # as two tries do
         await eventually(lambda: key(claim) in heard(client))
         await eventually(lambda: not heard(client))
 
 
-async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(process, redis_server):
+async def test_a_process_that_ends_leaves_its_claims_to_others(process, client):
+    async with process(result_expires=OFTEN) as other:
+        # Given claims of a process that ends, of its routes, of another, and with secret values,
+        async with process(result_expires=OFTEN) as one:
+            claims = {name: await one.listened_for(name) for name in ("x", "y")}
+            elsewhere = await one.publish("elsewhere")
+            one.unattended.listen(elsewhere, Route(path="/elsewhere"))
+            secret = await one.publish("secret")
+            redaction = Redaction(["header:key"])
+            secret.redacted = redaction.of(Delivery("", "", {}, {}, "", {"key": "1"}, b"", "", 0.0))
+            one.unattended.listen(secret, ROUTE)
+            await eventually(lambda: key(secret) in heard(client))
+        # then another process listens for the results of what has its route and no secret,
+        await eventually(lambda: heard(client) == {key(claim) for claim in claims.values()})
+        for claim in claims.values():
+            client.publish(key(claim), result("late"))
+        for name in claims:
+            assert (await other.until_answered(name)).body == b"late"
+        assert not client.keys("*handed-over")
+
+
+async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(
+    process, redis_server, caplog
+):
     async with process() as one:
         claim = await one.publish("x")
         before = asyncio.all_tasks()
         with redis_server.frozen():
-            one.unattended.listen(claim, read)
+            one.unattended.listen(claim, ROUTE)
             await one.unattended.stop()
+        assert "claims could not be handed over to other processes" in caplog.text
         assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
 
 

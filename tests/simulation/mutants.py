@@ -145,7 +145,7 @@ MUTANTS = [
     _m(
         "late results not listened for",
         _RELAY,
-        "self.idempotency.unattended.listen(self.claim, self.route.read)",
+        "self.idempotency.unattended.listen(self.claim, self.route)",
         "pass",
     ),
     _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, answer)", "pass"),

@@ -216,7 +216,10 @@ COMMANDS: dict[str, list[tuple[str, Any]]] = {
         ("SCARD K", 3),
         ("SREM K a x", 1),
         ("SMEMBERS L", []),
-        ("SREM K b c", 2),
+        ("SREM K b", 1),
+        ("SPOP K 0", []),
+        ("SPOP K 5", [b"c"]),
+        ("SPOP K 5", []),
         ("EXISTS K", 0),
     ],
     "sorted sets": [

@@ -17,7 +17,7 @@ from gateway.amqp.connection import TurnConnection
 from gateway.amqp.remote_control import GATEWAYS
 from gateway.amqp.reply_channel import connected_to_any
 from gateway.amqp.workers import DYNAMIC
-from gateway.claims.claim import CLAIM_KEY, FAILURE_KEY, TAGGED_KEY
+from gateway.claims.claim import CLAIM_KEY, FAILURE_KEY, HANDED_OVER, TAGGED_KEY
 from gateway.cli import add_settings, configuration
 from gateway.cli.checks import queues
 from gateway.cli.checks.finding import OK, counted
@@ -31,6 +31,7 @@ from gateway.stores.state_store import StateStore
 _KEYS = {
     CLAIM_KEY: "claims",
     TAGGED_KEY: "claims",
+    HANDED_OVER: "claims",
     FAILURE_KEY: "failures of tasks",
     "also:": "further tasks",
     "{late}:": "late answers",

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from gateway.answer import Answer
 from gateway.claims import store, unattended_tasks
 from gateway.claims.claim import MINE, Claim
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.store import Claims
 from gateway.claims.unattended_tasks import UnattendedTasks
+from gateway.config.route import Route
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.stores.results import Results
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)  # task ids
+ROUTE = Route(path="/")
 CONFIG = Config(result_backend="redis://127.0.0.1:1", max_in_flight=2)
 
 
@@ -97,6 +98,7 @@ class Listened:
 
 class Settled:
     def settle(self, *_: Any) -> None: ...
+    async def hand_over(self, _: Any) -> None: ...
 
 
 @pytest.fixture
@@ -104,13 +106,9 @@ def listening() -> UnattendedTasks:
     return UnattendedTasks(CONFIG, Settled(), Listened())
 
 
-def failed(_: Any) -> tuple[Answer | None, bool]:
-    return None, False
-
-
 async def test_no_more_results_are_listened_for_than_requests_may_wait(listening):
     for name in (A, B, C):
-        listening.listen(claim(name), failed)
+        listening.listen(claim(name), ROUTE)
     assert [*listening.awaited] == [B, C]
     assert listening._results.channels == [f"r:{B}", f"r:{C}"]
     await listening.stop()
@@ -121,10 +119,10 @@ async def test_what_is_given_up_after_a_failure_is_that_task_and_no_later_one(
 ):
     monkeypatch.setattr(unattended_tasks, "OTHER_RUN", 0.0)
     gone = b'{"status": "FAILURE", "result": {"exc_type": "E", "exc_message": []}}'
-    listening.listen(claim(A), failed)
+    listening.listen(claim(A), ROUTE)
     listening._on_message(A, gone)
     listening._forget(A)
-    listening.listen(claim(A), failed)
+    listening.listen(claim(A), ROUTE)
     await asyncio.sleep(0.001)
     assert [*listening.awaited] == [A]  # the later one
     listening._on_message(A, gone)
