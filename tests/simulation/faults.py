@@ -115,6 +115,14 @@ def draw(rng: Random, gateways: int, seconds: float, quorum: bool) -> list[Fault
     return sorted(faults, key=lambda fault: fault.at)
 
 
+def reloads(rng: Random, gateways: int, seconds: float) -> list[Fault]:
+    """Draw that gateways are reloaded again and again, or stopped for a moment."""
+    times = sorted(rng.uniform(0, seconds) for _ in range(12))
+    targets = [f"gateway{rng.randint(1, gateways)}" for _ in times]
+    kinds = [rng.choice(["reloaded", "reloaded", "drained"]) for _ in times]
+    return [Fault(*each, 1.0) for each in zip(times, targets, kinds, strict=True)]
+
+
 def swallowed(rng: Random, gateways: int, seconds: float) -> list[Fault]:
     """Draw, for every fourth seed, that a firewall forgets half of the connections of a link."""
     if rng.random() > 0.25:

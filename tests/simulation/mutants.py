@@ -148,6 +148,18 @@ MUTANTS = [
         "self.idempotency.unattended.listen(self.claim, self.route)",
         "pass",
     ),
+    _m(
+        "claims not handed over",
+        "claims/unattended_tasks",
+        "await self._claims.hand_over(",
+        "list(",
+    ),
+    _m(
+        "claims that were handed over left there",
+        "claims/unattended_tasks",
+        "await self._take_over()",
+        "pass",
+    ),
     _m("an answer not written to its claim", _CLAIMS, "self.finish(claim, answer)", "pass"),
     _m(
         "a failure not written to its claim",

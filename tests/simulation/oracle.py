@@ -25,6 +25,7 @@ from tests.simulation.workers import STOCK
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+ENDED = ("reloaded", "drained")  # faults after which a process ends by itself
 START = 4.5  # seconds from the end of a process until the next accepts connections, at most
 CONFIRM = 3.0  # seconds that a gateway waits for a confirm
 SLOW = 1.0  # seconds that an answer may take beside its task
@@ -220,9 +221,13 @@ def run_anew(judge: Judge) -> Iterator[str]:
         for e in each:
             later = tries.get(e.attempt, one)
             known = first.stored + BACK < later.at
+            # A process that ends leaves this to another one, which may be killed.
+            left = judge.hit(one.at, later.at, *ENDED, target=one.gateway)
             hidden = judge.hit(one.at, later.at, target="redis") or any(
-                fault.target == one.gateway and fault.overlaps(one.at, later.at)
+                fault.overlaps(one.at, later.at)
                 for fault in judge.seen.injected
+                if (fault.target == one.gateway and fault.kind not in ENDED)
+                or (left and fault.kind in KILLED)
             )
             if known and not (hidden or any(e.failed for e in each)):
                 yield f"{judge.show(later)}, as {first.attempt} at {first.at - judge.began:.3f} s"

@@ -33,6 +33,7 @@ class Scene:
 
 
 NONE = Scene()
+LONG = Scene(patience=3.0, quick=0.4)
 SCENES = (
     # A process renews a lease that another has taken over.
     Scene((CLAIMED, TAKEN_OVER), patience=4.0),

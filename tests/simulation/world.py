@@ -34,6 +34,7 @@ SETTLE = 60.0  # seconds until tasks and requests have to have ended
 QUIET = 12.0  # seconds until nothing may be held any more
 DELIVERIES = 170
 SHORT = 1 / 8  # of the seeds that have faults keep results not much longer than tasks take
+RELOADED = 1 / 4  # of these have no fault but that processes are told to end, often
 LONGEST = 600.0  # seconds that a simulation may last
 _moment = Struct("d").pack
 
@@ -408,6 +409,9 @@ class Plan:
         self.expires = KEPT
         if self.calm or kept.random() < SHORT:
             self.expires = 25 if self.calm else kept.randint(14, 20)
+            if self.faults and kept.random() < RELOADED:
+                self.faults = faults.reloads(kept, self.gateways, SECONDS)
+                self.scene = scenes.LONG
         self.senders: set[int] | None = None
         self.persons = Random(f"persons {strategy} {seed}").choice([0, 1, 2, 2])
         self.wires = False
