@@ -50,11 +50,14 @@ _DIFFERING = {
     "routes": "give both the same file, and reload what runs after a change; another deployment "
     "needs a state_prefix of its own (GATEWAY_STATE_PREFIX)",
 }
-#: The commands that claims use, on a key that the script deletes.
+#: The commands that claims use, on a key that is gone after the last one.
 _CLAIM = """\
 redis.call('SET', KEYS[1], struct.pack('>I6', 1), 'PX', 1000)
 redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]), 'KEEPTTL')
-return redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[1])
+redis.call('SADD', KEYS[1], 1)
+redis.call('PEXPIRE', KEYS[1], 1000)
+return redis.call('SPOP', KEYS[1], 1)
 """
 _PATIENCE = 0.2  # seconds, as the check has hardly any left
 #: The protocol of each scheme, its usual port, and whether it has TLS.
