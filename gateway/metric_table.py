@@ -196,6 +196,9 @@ PARENT = {
     "gateway_process_restarts_total": Metric(
         COUNTER, "Serving processes that ended unexpectedly and were replaced."
     ),
+    "gateway_reload_failed": Metric(
+        GAUGE, "1 if the last reload has failed, so that the configuration of before is served."
+    ),
     "gateway_start_time_seconds": Metric(
         GAUGE, "When the gateway was started, in seconds since the epoch."
     ),

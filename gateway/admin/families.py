@@ -58,6 +58,7 @@ def of_parent(
         "gateway_ready": {(): health.serves(supervisor, answers)},
         "gateway_processes": {(): len(answers)},
         "gateway_process_restarts_total": {(): supervisor.restarts},
+        "gateway_reload_failed": {(): supervisor.reload_failed},
         "gateway_start_time_seconds": {(): supervisor.started},
         "gateway_differing": {(kind,): differing[kind] for kind in KINDS},
     }

@@ -59,6 +59,7 @@ class Supervisor:
         self._ended: list[Growth] = []
         #: How many children have ended unexpectedly.
         self.restarts = 0
+        self.reload_failed = False  # the last one, so the configuration of before is served
         self.started = time()  # epoch
 
     async def start(self) -> None:
@@ -172,11 +173,11 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             self._manager.reloading()
-            await self._replace()
+            self.reload_failed = not await self._replace()
             self._manager.notify("READY=1")
 
-    async def _replace(self) -> None:
-        """Replace all children when as many new ones are ready; otherwise nothing changes.
+    async def _replace(self) -> bool:
+        """Replace all children when as many new ones are ready; otherwise nothing changes: False.
 
         Until then all old ones serve. If they were replaced one by one, a configuration that fails
         later would leave children with two different configurations.
@@ -186,10 +187,10 @@ class Supervisor:
         except ConfigError as exc:
             for problem in exc.problems:
                 log.error("not reloaded: %s", problem)
-            return
+            return False
         except Exception:  # as after an upgrade, whose files this process may not understand
             log.exception("not reloaded: the configuration cannot be loaded by this version")
-            return
+            return False
         bound = {name: getattr(self.config, name) for name in _BOUND}
         for name, value in bound.items():
             if getattr(config, name) != value:
@@ -204,18 +205,18 @@ class Supervisor:
             log.error(
                 "not reloaded: the file has no [[routes]] any more; start anew if it is meant"
             )
-            return
+            return False
         if found := problems(config):
             for problem in found:
                 log.error("not reloaded: %s", problem)
-            return
+            return False
         # Without those that an earlier reload has replaced and that still drain.
         old = [child for child in self.children if not child.retired]
         log.info("reloading: replacing %d children", len(old))
         new: list[ChildHandle] = []
         error = await self._start_all(config, new)
         if self._stopping.is_set():
-            return
+            return False
         if error:
             log.error("not reloaded: %s; the old children stay", error)
         else:
@@ -224,6 +225,7 @@ class Supervisor:
         for child in new if error else old:
             child.retired = True
             child.end()
+        return not error
 
     async def _start_all(self, config: Config, new: list[ChildHandle]) -> str:
         """Start the children of a configuration, one after the other, beside the old ones.

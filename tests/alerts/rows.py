@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -58,6 +60,19 @@ def processes_killed(site: Site) -> Iterator[None]:
                 child.kill()
         site.scraped()
     yield
+
+
+@contextmanager
+def reloaded_in_vain(site: Site) -> Iterator[None]:
+    good = site.config.read_text()
+    reload(site, "processes = 0\n")
+    yield
+    reload(site, good)
+
+
+def reload(site: Site, config: str) -> None:
+    site.config.write_text(config)
+    os.kill(site.gateway.pid, signal.SIGHUP)
 
 
 @contextmanager
@@ -217,6 +232,7 @@ ROWS = (
         names("ProcessRestarts"),
         names("NotReady"),
     ),
+    Row("reloaded with a wrong file", reloaded_in_vain, names("NotReloaded")),
     Row("event loop held up", loop_held_up, names("LoopLate"), names("Deadlines")),
     Row(
         "broker killed",

@@ -79,7 +79,7 @@ class Site:
         self._end = ExitStack()
         self.broker = broker
         directory = Path(tempfile.mkdtemp(dir=stack.directory))
-        config = directory / "gateway.toml"
+        self.config = config = directory / "gateway.toml"
         archive = f'archive_url = "sqlite:///{directory}/archive.db"\n'
         config.write_text(archive + CONFIG + more)
         self.results = self._own(stack.redis())

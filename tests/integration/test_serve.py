@@ -399,7 +399,7 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(
     config.write_text("")
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: "not reloaded: the file has no [[routes]] any more" in server.output())
-    assert children(server) == old
+    assert children(server) == old and metric(server, "gateway_reload_failed") == 1
     assert post(server, b"x").status == 200
 
     # when it is good, all are replaced, and no sender notices.
@@ -420,6 +420,7 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(
     until(lambda: len(children(server)) == 1)
     assert not set(children(server)) & set(old)
     assert post(server, b"x", "/new").status == 200
+    assert metric(server, "gateway_reload_failed") == 0
 
     # What changes only with a restart is told once, and not when it is as it was.
     told = "admin_host stays 127.0.0.1: it changes only with a restart"
