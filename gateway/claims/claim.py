@@ -154,10 +154,13 @@ def dump_handed_over(claim: Claim, path: str, until: float) -> str:
 
 
 def load_handed_over(data: bytes) -> tuple[Claim, str, float]:
-    """Decode what `dump_handed_over` has encoded."""
+    """Decode what `dump_handed_over` has encoded.
+
+    Of another version's it raises ValueError, TypeError or AttributeError.
+    """
     key, span, task_id, digest, path, until = json.loads(data)
-    claim = Claim(key.encode("latin-1"), "", span, CONFIRMED, task_id, bytes.fromhex(digest))
-    return claim, path, until
+    ids = str(UUID(task_id)), bytes.fromhex(digest)
+    return Claim(key.encode("latin-1"), "", float(span), CONFIRMED, *ids), str(path), float(until)
 
 
 # Keys -------------------------------------------------------------------------------------------

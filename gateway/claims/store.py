@@ -241,8 +241,13 @@ class Claims(Service):
 
     async def handed_over(self, most: int) -> list[tuple[Claim, str, float]]:
         """Take at most so many claims that ended processes have left; raises `StoreError`."""
-        found = await self.redis.run("SPOP", self._handed_over, min(most, _AT_ONCE))
-        return [load_handed_over(each) for each in found]
+        found = []
+        for data in await self.redis.run("SPOP", self._handed_over, min(most, _AT_ONCE)):
+            try:
+                found.append(load_handed_over(data))
+            except (ValueError, TypeError, AttributeError):
+                log.warning("a claim that was handed over cannot be read: %r", data)
+        return found
 
     def finish(self, claim: Claim, answer: Answer) -> None:
         """Write the final answer, which all later tries get."""

@@ -182,7 +182,7 @@ async def test_nobody_listens_beyond_the_claims_window(process, client):
         await eventually(lambda: not heard(client))
 
 
-async def test_a_process_that_ends_leaves_its_claims_to_others(process, client):
+async def test_a_process_that_ends_leaves_its_claims_to_others(process, client, caplog):
     async with process(result_expires=OFTEN) as other:
         # Given claims of a process that ends, of its routes, of another, and with secret values,
         async with process(result_expires=OFTEN) as one:
@@ -194,6 +194,8 @@ async def test_a_process_that_ends_leaves_its_claims_to_others(process, client):
             secret.redacted = redaction.of(Delivery("", "", {}, {}, "", {"key": "1"}, b"", "", 0.0))
             one.unattended.listen(secret, ROUTE)
             await eventually(lambda: key(secret) in heard(client))
+            for damaged in ("x", "[]", '["", 0, 1, "", "/", 0]'):
+                client.sadd(one.claims._handed_over, damaged)
         # then another process listens for the results of what has its route and no secret,
         await eventually(lambda: heard(client) == {key(claim) for claim in claims.values()})
         for claim in claims.values():
@@ -201,6 +203,7 @@ async def test_a_process_that_ends_leaves_its_claims_to_others(process, client):
         for name in claims:
             assert (await other.until_answered(name)).body == b"late"
         assert not client.keys("*handed-over")
+        assert caplog.text.count("cannot be read") == 3
 
 
 async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(
