@@ -9,8 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
+from gateway import __version__
 from gateway.answer import ALLOWED_HEADERS
+from gateway.config.late import Fetch, Late
 from gateway.config.strategies import STRATEGIES
 from gateway.config.urls import TLS
 from gateway.delivery import Delivery
@@ -129,3 +132,26 @@ def test_the_upgrade_in_turn_is_that_of_the_shipped_files():
     assert "systemctl restart gateway@$port\n" in upgrade
     assert "--port %i --admin-port 1%i\n" in unit and "127.0.0.1:1$port/readyz" in upgrade
     assert "ExecStart=/opt/gateway/bin/" in unit and "/opt/gateway/bin/pip" in upgrade
+
+
+def test_every_key_of_a_block_of_late_answers_is_documented():
+    section = text("docs/late.md").partition("## A block")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == {*Late.model_fields}
+    for name in Fetch.model_fields:
+        assert f"`{name}`" in section
+
+
+def test_manifests_and_changes_name_this_version():
+    chart = yaml.safe_load(text("deploy/helm/celery-gateway/Chart.yaml"))
+    assert chart["version"] == chart["appVersion"] == __version__
+    assert text("CHANGES.md").split("\n## ")[1].startswith(__version__)
+
+
+def test_workflows_run_targets_that_the_makefile_has():
+    targets = set(re.findall(r"^([a-z-]+):.*##", text("Makefile"), re.M))
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        workflow = path.read_text()
+        assert set(re.findall(r"\bmake ([a-z-]+)", workflow)) <= targets, path.name
+        for job in yaml.safe_load(workflow)["jobs"].values():
+            assert job["timeout-minutes"]
+    assert (ROOT / ".ci/run").exists()
