@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -183,10 +184,6 @@ def append(file: Path, value: object) -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def leave() -> None:
-    raise SystemExit
 
 
 def test_quick_tasks_are_given_together_and_others_one_by_one(start):
@@ -379,7 +376,7 @@ def test_a_process_that_is_replaced_takes_none_along(start):
 def test_a_process_that_ends_by_itself_had_not_begun_the_next_one(start):
     """The worker believes so when it is told that the one before has ended."""
     running = start().warm()
-    running.do(leave)
+    running.do(sys.exit)
     task = running.do(give_back, 1)
     running.turn(lambda: len(running.ends) == 2)
     assert running.ends == [SystemExit, 1]
