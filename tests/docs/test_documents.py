@@ -103,13 +103,6 @@ def test_every_key_that_a_task_gets_is_documented():
     assert first_cells(text("docs/appserver.md"), "What a task gets") == keys
 
 
-def test_make_lists_the_targets_that_the_documents_use():
-    targets = set(re.findall(r"^([a-z]+):.*## ", text("Makefile"), re.M))
-    documents = text("README.md") + text("docs/start.md")
-    used = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", documents, re.M))
-    assert {a or b for a, b in used} <= targets
-
-
 def test_the_package_is_installed_from_a_checkout_or_a_wheel_and_not_by_its_name():
     """No index has it, and somebody else could take its name there."""
     files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.*")]
@@ -147,8 +140,10 @@ def test_manifests_and_changes_name_this_version():
     assert text("CHANGES.md").split("\n## ")[1].startswith(__version__)
 
 
-def test_workflows_run_targets_that_the_makefile_has():
+def test_documents_and_workflows_use_targets_that_the_makefile_has():
     targets = set(re.findall(r"^([a-z-]+):.*##", text("Makefile"), re.M))
+    for name in ("README.md", "docs/start.md"):
+        assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text(name), re.M)) <= targets, name
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         workflow = path.read_text()
         assert set(re.findall(r"\bmake ([a-z-]+)", workflow)) <= targets, path.name
