@@ -764,17 +764,13 @@ async def test_what_was_removed_before_it_was_archived_is_counted(use: Use):
         assert (await store.trim(100))[4:] == (0, 0.0, 12)
         # Also what has gone by itself, which is noticed by who copies.
         await store.write([answered("gone")])
-        await eventually_gone(store, "gone")
+        while await store.get("gone") is not None:
+            await asyncio.sleep(0.05)
         await store.archived(await store.changed(4, 1 << 20, 0.0))
         assert (await store.trim(100))[4:] == (0, 0.0, 13)
 
         await other.write([answered("unmarked")])
         assert await changed(store) == []
-
-
-async def eventually_gone(store: JournalStore, delivery_id: str) -> None:
-    while await store.get(delivery_id) is not None:
-        await asyncio.sleep(0.05)
 
 
 async def test_a_delivery_is_erased(use: Use):

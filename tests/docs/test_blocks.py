@@ -12,7 +12,7 @@ from gateway.cli.commands import dev
 from gateway.cli.local import plan
 from gateway.errors import ConfigError
 from tests.docs.test_documents import ROOT, text
-from tests.docs.test_sources_doc import SECRET, environment
+from tests.docs.test_sources_doc import write
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 BLOCKS = [
@@ -25,16 +25,8 @@ BLOCKS = [
 @pytest.fixture
 def given(tmp_path: Path):
     """Write a block, with its files, to a file; return what `gateway dev` is given."""
-
-    def write(block: str) -> tuple[list[str], dict[str, str]]:
-        for path in re.findall(r'file = "([^"]+)"', block):
-            secret = tmp_path / path.rpartition("/")[2]
-            secret.write_text(SECRET)
-            block = block.replace(path, str(secret))
-        (tmp_path / "my gateway.toml").write_text(block)
-        return ["--config", str(tmp_path / "my gateway.toml")], environment(block)
-
-    return write
+    file = tmp_path / "my gateway.toml"
+    return lambda block: (["--config", str(file)], write(block, file))
 
 
 def parsed(words: list[str]) -> Namespace:

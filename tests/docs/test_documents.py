@@ -9,8 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
+from gateway import __version__
 from gateway.answer import ALLOWED_HEADERS
+from gateway.config.late import Fetch, Late
 from gateway.config.strategies import STRATEGIES
 from gateway.config.urls import TLS
 from gateway.delivery import Delivery
@@ -100,13 +103,6 @@ def test_every_key_that_a_task_gets_is_documented():
     assert first_cells(text("docs/appserver.md"), "What a task gets") == keys
 
 
-def test_make_lists_the_targets_that_the_documents_use():
-    targets = set(re.findall(r"^([a-z]+):.*## ", text("Makefile"), re.M))
-    documents = text("README.md") + text("docs/start.md")
-    used = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", documents, re.M))
-    assert {a or b for a, b in used} <= targets
-
-
 def test_the_package_is_installed_from_a_checkout_or_a_wheel_and_not_by_its_name():
     """No index has it, and somebody else could take its name there."""
     files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/*.*")]
@@ -129,3 +125,28 @@ def test_the_upgrade_in_turn_is_that_of_the_shipped_files():
     assert "systemctl restart gateway@$port\n" in upgrade
     assert "--port %i --admin-port 1%i\n" in unit and "127.0.0.1:1$port/readyz" in upgrade
     assert "ExecStart=/opt/gateway/bin/" in unit and "/opt/gateway/bin/pip" in upgrade
+
+
+def test_every_key_of_a_block_of_late_answers_is_documented():
+    section = text("docs/late.md").partition("## A block")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == {*Late.model_fields}
+    for name in Fetch.model_fields:
+        assert f"`{name}`" in section
+
+
+def test_manifests_and_changes_name_this_version():
+    chart = yaml.safe_load(text("deploy/helm/celery-gateway/Chart.yaml"))
+    assert chart["version"] == chart["appVersion"] == __version__
+    assert text("CHANGES.md").split("\n## ")[1].startswith(__version__)
+
+
+def test_documents_and_workflows_use_targets_that_the_makefile_has():
+    targets = set(re.findall(r"^([a-z-]+):.*##", text("Makefile"), re.M))
+    for name in ("README.md", "docs/start.md"):
+        assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text(name), re.M)) <= targets, name
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        workflow = path.read_text()
+        assert set(re.findall(r"\bmake ([a-z-]+)", workflow)) <= targets, path.name
+        for job in yaml.safe_load(workflow)["jobs"].values():
+            assert job["timeout-minutes"]
+    assert (ROOT / ".ci/run").exists()

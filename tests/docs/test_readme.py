@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 import pytest
 
 from gateway.cli import COMMANDS
-from gateway.config.loading import load
 from tests.docs.test_documents import ROOT, text
 from tests.support.stack import free_port
 
@@ -89,14 +88,6 @@ def test_one_command_and_the_printed_curl_lines(broker):
     assert "Traceback" not in seen
     # The README shows the very line that is printed, on the default port.
     assert plain.replace(f":{port}/", ":8000/") == commands()[0]
-
-
-def test_the_schemes_and_the_routes_of_the_readme(tmp_path):
-    """Every block of a configuration can be loaded."""
-    file = tmp_path / "gateway.toml"
-    for block in re.findall(r"```toml\n(.*?)```", text("README.md"), re.S):
-        file.write_text(block)
-        assert load({}, {"SHOPIFY_SECRET": "another"}, file).routes
 
 
 def test_the_figures_of_the_promises_stand_in_the_documents_that_they_link_to():

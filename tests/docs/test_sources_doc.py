@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,16 @@ def environment(block: str) -> dict[str, str]:
     return {name: SECRET[:43] if name.endswith("AES_KEY") else SECRET for name in names}
 
 
+def write(block: str, to: Path) -> dict[str, str]:
+    """Write a block to a file, and those that it names beside it; return its variables."""
+    for path in re.findall(r'file = "([^"]+)"', block):
+        secret = to.parent / path.rpartition("/")[2]
+        secret.write_text(SECRET)
+        block = block.replace(path, str(secret))
+    to.write_text(block)
+    return environment(block)
+
+
 def test_every_key_of_a_block_is_in_the_table():
     section = SECTIONS["hmac"].split("```toml")[0]
     documented = {"title", "sources", "waits", "unchecked", "samples", "example", "secret_form"}
@@ -48,17 +59,10 @@ def test_every_scheme_has_a_section_with_a_block():
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_block_loads(block, tmp_path):
-    # Given its variables and files,
-    for path in re.findall(r'file = "([^"]+)"', block):
-        file = tmp_path / path.rpartition("/")[2]
-        file.write_text(SECRET)
-        block = block.replace(path, str(file))
     file = tmp_path / "gateway.toml"
-    file.write_text(block)
+    config = load({}, write(block, file), file)
 
-    config = load({}, environment(block), file)
-
-    # then it has one source, which is routed, and every secret came from outside.
+    # It has one source, which is routed, and every secret came from outside.
     (name,) = config.sources
     assert {route.source for route in config.routes} == {name}
     assert not re.search(r'(secrets|aes_key|token) = "', block)

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 
 def for_each(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
     """Run a test with each of `values` as its argument `name`; a failure says with which.
@@ -23,7 +25,7 @@ def for_each(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]]
                 try:
                     parts = case if len(names) > 1 else (case,)
                     test(**dict(zip(names, parts, strict=True)), **fixtures)
-                except Exception as exc:
+                except (Exception, pytest.fail.Exception) as exc:  # also where nothing was raised
                     exc.add_note(f"{name}: {case!r:.300}")
                     raise
 

@@ -40,15 +40,6 @@ def test_a_configuration_is_the_same_after_it(settings):
     assert start.config.brokers == config.brokers
 
 
-def test_routes_with_arguments_can_be_written_as_json():
-    args = ["json:/id", {"from": "param:shop", "default": None}]
-    kwargs = {"event": {"from": "event", "optional": True}}
-    config = Config(routes=[{"path": "/{shop}", "args": args, "kwargs": kwargs}])
-    written = config.routes[0].model_dump(mode="json")
-    assert written["args"] == [{"from": "json:/id"}, args[1]] and written["kwargs"] == kwargs
-    assert read(write(Start(config, [], 0))).config == config
-
-
 def test_only_what_was_set_is_handed_over():
     handed = json.loads(write(Start(Config.model_validate(SETTINGS), [], 0)))["config"]
 

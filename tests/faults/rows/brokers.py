@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from time import monotonic
 
+from gateway.metric_table import SENT
 from gateway.stack.server import poll
 from tests.faults.faults import CONNECTIONS, FROZEN, KILLED, Fault
 from tests.faults.lane import Lane
@@ -86,7 +87,7 @@ def queue_full(trial: Trial) -> None:
     trial.open(targets=BOTH)
     with trial.load():
         asked = {lane: len(lane.tries()) for lane in trial.lanes}
-        before = {lane: _published(lane) for lane in trial.lanes}
+        before = {lane: lane.metric(SENT) for lane in trial.lanes}
         with trial.fault():
             # Before anything waits: where more does already, RabbitMQ drops the oldest, as it knows
             # the limit a moment before it knows what to do beyond it.
@@ -100,14 +101,10 @@ def queue_full(trial: Trial) -> None:
                 lane.worker.thaw()
     for lane in trial.lanes:
         sent = lane.tries()[asked[lane] :]
-        tried = _published(lane) - before[lane]
+        tried = lane.metric(SENT) - before[lane]
         # Some were sent and not yet published when it was asked.
         lane.expect(tried <= len(sent) + 20, f"{tried:g} publishes for {len(sent)} requests")
         lane.expect(any(one.status == 503 for one in sent), "nobody was refused")
-
-
-def _published(lane: Lane) -> float:
-    return lane.metric("messaging_client_sent_messages_total")
 
 
 @row(6, "queue missing", (503, 504), ALL)

@@ -116,9 +116,10 @@ def rolled(trial: Trial) -> None:
         )
 
     def reload(lane: Lane) -> None:
+        told = "supervisor: reloaded"
         for number in trial.times(RELOADS, short=1):
             os.kill(lane.gateway.pid, signal.SIGHUP)
-            if not poll(lambda n=number: _reloads(lane) > n, 60):
+            if not poll(lambda n=number: lane.gateway.output().count(told) > n, 60):
                 return lane.expect(False, f"reload {number + 1} did not end")
 
     def restart(lane: Lane) -> None:
@@ -134,10 +135,6 @@ def rolled(trial: Trial) -> None:
     trial.each(start)
     with trial.load(), trial.fault():
         trial.each(lambda lane: (reload if lane in parents else restart)(lane))
-
-
-def _reloads(lane: Lane) -> int:
-    return lane.gateway.output().count("supervisor: reloaded")
 
 
 @row(26, "one gateway of four frozen", (504,), deadline=5)

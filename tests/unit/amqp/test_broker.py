@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pika.exceptions
 import pytest
 
-from gateway.amqp import broker
+from gateway.amqp import broker, publisher
 from gateway.amqp.publisher import Publisher
 from gateway.config.settings import Config
 
@@ -83,3 +83,26 @@ def test_processes_begin_with_different_nodes_and_go_on_in_turn(metrics):
         assert publisher.url == order[0] == order[3]
         orders.add("".join(url[-1] for url in order[:3]))
     assert orders == {"abc", "bca", "cab"}
+
+
+async def test_a_connection_is_given_up_that_is_silent_at_two_looks_in_a_row(
+    metrics, monkeypatch, caplog
+):
+    """On which no heartbeats come."""
+    monkeypatch.setattr(publisher, "_LOOK_AGAIN", 0.0)
+    looks, ends = [True, False, True, True], asyncio.Event()
+    own = Publisher(Config(result_backend="redis://127.0.0.1:1"), metrics)
+    own._lost = ends
+
+    class Silent(SimpleNamespace):
+        @property
+        def silent(self) -> bool:
+            return looks.pop(0)
+
+        def abort(self, _: str) -> None:
+            ends.set()
+
+    own._connection = Silent()
+    async with asyncio.timeout(30):
+        await own._until_lost()
+    assert not looks and "no heartbeats have come" in caplog.text

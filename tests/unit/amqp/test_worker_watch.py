@@ -40,11 +40,6 @@ def test_only_the_app_servers_workers_tell_a_number(stats, lost):
     assert worker.lost == lost
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000])
-def test_an_answer_that_is_not_json_says_nothing(body):
-    assert pidbox.decode(body) is None
-
-
 async def test_each_look_sets_the_sum_of_those_that_answer(metrics, monkeypatch):
     answers = [
         [{"a": {"lost_results": {"number": 3}}}, {"b": {"lost_results": {"number": 4}, "x": 1}}],

@@ -220,12 +220,8 @@ def test_a_worker_that_ends_begins_no_task(end, pool):
 
 
 def test_what_is_not_begun_when_the_connection_is_lost_is_forgotten(app):
-    pool, ran, lost, ended = (
-        get_implementation("threads")(1),
-        [],
-        threading.Event(),
-        threading.Event(),
-    )
+    pool, ran = get_implementation("threads")(1), []
+    lost, ended = threading.Event(), threading.Event()
     SettledTasks(None).create(SimpleNamespace(pool=pool))
     pool.start()
 

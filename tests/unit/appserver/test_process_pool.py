@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -92,12 +93,13 @@ class Running:
         exc = info.exception
         self.ends.append(type(exc.exc if isinstance(exc, ExceptionWithTraceback) else exc))
 
-    def warm(self) -> None:
-        """Have the tasks `some` known as quick."""
+    def warm(self) -> Running:
+        """Have the tasks `some` known as quick; return itself."""
         while "some" not in self.pool._quick:
             self.do(give_back, 0)
             self.turn(lambda: self.ends)
             self.ends.clear()
+        return self
 
     def stay(self, given: Callable[[Any], object]) -> None:
         """Share out while the processes stand still, and let them begin all that is left there."""
@@ -145,12 +147,7 @@ def start_holding(start, monkeypatch):
     monkeypatch.setattr(pool_process, "TURN", SECONDS)
     monkeypatch.setattr(process_pool, "TAKEN_BACK_AFTER", 0.2)  # it has begun all by then
 
-    def start_holding(*args: Any) -> Running:
-        running = start(*args)
-        running.warm()
-        return running
-
-    return start_holding
+    return lambda *args: start(*args).warm()
 
 
 def give_back(value: object) -> object:
@@ -189,13 +186,8 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave() -> None:
-    raise SystemExit
-
-
 def test_quick_tasks_are_given_together_and_others_one_by_one(start):
-    running = start()
-    running.warm()
+    running = start().warm()
     for name in ("some", "some", "other", "some"):
         running.do(give_back, name, task=Task(name))
     running.pool._share_out()
@@ -207,8 +199,7 @@ def test_quick_tasks_are_given_together_and_others_one_by_one(start):
 @pytest.mark.parametrize("how", [{"again": True}, {"returns": False}])
 def test_what_came_again_or_does_not_return_is_alone_in_its_process(start, how):
     """As it may lose the process, or be lost with it though it has ended."""
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(give_back, 1, task=Task("some", **how))
     running.do(give_back, 2)
     running.pool._share_out()
@@ -225,8 +216,7 @@ def test_all_end_whatever_their_order_and_number(start):
 
 
 def test_what_waits_behind_a_task_that_turns_slow_is_run_by_another_process(start, tmp_path):
-    running = start(2)
-    running.warm()
+    running = start(2).warm()
     running.do(wait_for, tmp_path / "last")
     for number in range(process_pool.AHEAD):
         running.do(give_back, number)
@@ -286,8 +276,7 @@ def test_a_task_that_is_terminated_when_its_turn_comes_may_have_ended(start_hold
 
 
 def test_a_lost_process_loses_the_task_that_it_runs(start):
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(kill)
     for number in range(5):
         running.do(give_back, number)
@@ -298,8 +287,7 @@ def test_a_lost_process_loses_the_task_that_it_runs(start):
 
 def test_a_process_that_has_just_ended_is_asked_what_it_has_not_read(start, tmp_path):
     """Also where it ends while the end of another one is handled."""
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(begin, tmp_path / "begun")
     for number in range(3):
         running.do(give_back, number)
@@ -315,8 +303,7 @@ def test_a_process_that_has_just_ended_is_asked_what_it_has_not_read(start, tmp_
 
 
 def test_a_result_that_cannot_be_read_is_a_failure(start):
-    running = start()
-    running.warm()
+    running = start().warm()
     for value in (Unreadable(), 1):
         running.do(give_back, value)
     running.turn(lambda: len(running.ends) == 2)
@@ -333,8 +320,7 @@ def test_an_end_that_is_told_twice_ends_no_other_task(start, monkeypatch):
                 super().put(message)
 
     monkeypatch.setattr(pool_process, "EndQueue", Twice)
-    running = start()
-    running.warm()
+    running = start().warm()
     for number in range(8):
         running.do(give_back, number, task=Task(f"name{number}"))
     running.do(os.getpid)
@@ -345,8 +331,7 @@ def test_an_end_that_is_told_twice_ends_no_other_task(start, monkeypatch):
 
 def test_what_cannot_be_given_back_waits_again(start, monkeypatch):
     """As where too many files are open."""
-    running = start()
-    running.warm()
+    running = start().warm()
     [process] = running.pool._pool
     os.kill(process.pid, signal.SIGSTOP)
     running.do(len, "x" * LONGEST)
@@ -369,8 +354,7 @@ def test_the_first_job_of_all_can_be_taken_back():
 
 
 def test_ends_that_were_told_are_not_lost_with_the_process(start, tmp_path):
-    running = start()
-    running.warm()
+    running = start().warm()
     for number in range(3):
         running.do(append, tmp_path / "lines", number)
     running.do(kill, task=Task("other"))
@@ -391,9 +375,8 @@ def test_a_process_that_is_replaced_takes_none_along(start):
 
 def test_a_process_that_ends_by_itself_had_not_begun_the_next_one(start):
     """The worker believes so when it is told that the one before has ended."""
-    running = start()
-    running.warm()
-    running.do(leave)
+    running = start().warm()
+    running.do(sys.exit)
     task = running.do(give_back, 1)
     running.turn(lambda: len(running.ends) == 2)
     assert running.ends == [SystemExit, 1]
@@ -402,8 +385,7 @@ def test_a_process_that_ends_by_itself_had_not_begun_the_next_one(start):
 
 def test_a_task_that_is_acknowledged_when_it_begins_has_begun_then(start):
     """The process to which it was given may end before."""
-    running = start()
-    running.warm()
+    running = start().warm()
     [process] = running.pool._pool
     os.kill(process.pid, signal.SIGSTOP)
     task = running.do(give_back, 1, task=Task("some", acks_late=False))
@@ -432,8 +414,7 @@ def test_what_was_not_begun_is_not_acknowledged_at_the_end(start):
 
 @pytest.mark.parametrize("size", [LONGEST - 1_000, LONGEST, 40 * LONGEST])
 def test_jobs_of_any_size(start, size):
-    running = start()
-    running.warm()
+    running = start().warm()
     for _ in range(3):
         running.do(len, "x" * size)
     running.turn(lambda: len(running.ends) == 3)
@@ -441,8 +422,7 @@ def test_jobs_of_any_size(start, size):
 
 
 def test_a_process_that_takes_no_more_is_given_the_rest_later(start, tmp_path):
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(wait_for, tmp_path / "go")
     for _ in range(20):
         running.do(give_back, "x" * (LONGEST - 1_000))
@@ -542,8 +522,7 @@ def never_store(begun: Path) -> None:
 
 def test_a_process_that_is_terminated_does_not_wait_for_a_store(start, monkeypatch, tmp_path):
     monkeypatch.setattr(pool_process, "LAST_WRITE", 0.1)
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(never_store, tmp_path / "begun")
     running.pool._share_out()
     wait_for(tmp_path / "begun")
@@ -553,8 +532,7 @@ def test_a_process_that_is_terminated_does_not_wait_for_a_store(start, monkeypat
 
 
 def test_what_is_revoked_while_it_waits_is_not_run(start, tmp_path):
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(wait_for, tmp_path / "go")
     tasks = [running.do(give_back, number) for number in range(4)]
     running.pool._share_out()
@@ -568,8 +546,7 @@ def test_what_is_revoked_while_it_waits_is_not_run(start, tmp_path):
 
 
 def test_after_a_lost_connection_what_was_not_begun_is_forgotten(start, tmp_path):
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(wait_for, tmp_path / "go")
     for number in range(3):
         running.do(append, tmp_path / "lines", number)
@@ -584,8 +561,7 @@ def test_after_a_lost_connection_what_was_not_begun_is_forgotten(start, tmp_path
 
 
 def test_it_ends_after_what_was_begun(start, tmp_path):
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(wait_for, tmp_path / "go")
     for number in range(3):
         running.do(append, tmp_path / "lines", number)
@@ -598,8 +574,7 @@ def test_it_ends_after_what_was_begun(start, tmp_path):
 
 
 def test_it_is_terminated_with_what_waits_in_its_processes(start, tmp_path):
-    running = start()
-    running.warm()
+    running = start().warm()
     running.do(wait_for, tmp_path / "never")
     running.do(give_back, 1)
     running.pool._share_out()

@@ -150,15 +150,6 @@ def test_messages_are_found_wherever_they_are_cut(start):
         assert worker.transport._read_buffer == b""
 
 
-def test_a_turn_ends_and_the_rest_follows(worker, monkeypatch):
-    monkeypatch.setattr(task_stream, "TURN", 0.0)
-    worker.broker.sendall(b"".join(map(deliver, range(1, 6))))
-
-    worker.turn()
-    assert [tag for tag, _ in worker.handled] == [1, 2, 3, 4, 5]
-    assert worker.acknowledged() == [1, 2, 3, 4, 5]
-
-
 def test_what_is_left_of_a_lost_connection_is_not_handled(worker, monkeypatch):
     monkeypatch.setattr(task_stream, "TURN", 0.0)
     worker.broker.sendall(deliver(1) + deliver(2))
@@ -181,6 +172,7 @@ def test_what_was_read_is_handled_before_more_is_read(worker, monkeypatch):
     assert worker.handled == [(1, []), (2, [])]
     worker.read()
     assert worker.handled == [(1, []), (2, []), (3, [])]
+    assert worker.acknowledged() == [1, 2, 3]
 
 
 def test_a_frame_longer_than_what_is_read_at_once(worker):
@@ -282,13 +274,6 @@ def test_celerys_own_way_gets_what_only_it_knows(worker, reason):
     worker.broker.sendall(deliver(1))
     worker.turn()
     assert (worker.handled, worker.tasks.stock) == ([], [1])
-
-
-def test_a_task_that_ends_later_is_acknowledged_in_the_loop(worker):
-    worker.stream.acknowledge(7)
-    worker.stream.acknowledge(8)
-    worker.soon()
-    assert worker.acknowledged() == [7, 8]
 
 
 def test_the_last_turn_of_solo_writes_what_is_acknowledged_in_it(worker, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.claims import store, unattended_tasks
 from gateway.claims.claim import MINE, Claim
+from gateway.claims.idempotency import share_used
 from gateway.claims.result_waiter import ResultWaiter
 from gateway.claims.store import Claims
 from gateway.claims.unattended_tasks import UnattendedTasks
@@ -129,3 +130,20 @@ async def test_what_is_given_up_after_a_failure_is_that_task_and_no_later_one(
     while listening.awaited:
         await asyncio.sleep(0)
     await listening.stop()
+
+
+@pytest.mark.parametrize(
+    ("memory", "share"),
+    [
+        (b"# Memory\r\nused_memory:25\r\nmaxmemory:100\r\ntotal_system_memory:1000\r\n", 0.25),
+        (b"used_memory:25\r\nmaxmemory:0\r\ntotal_system_memory:1000\r\n", 0.025),
+        (b"used_memory:25\r\ntotal_system_memory:1000\r\n", 0.025),
+        (b"used_memory:25\r\nmaxmemory:-1\r\n", 0.0),
+        (b"used_memory:25\r\nmaxmemory:unlimited\r\ntotal_system_memory:\xb2\r\n", 0.0),
+        (b"maxmemory:100\r\n", 0.0),
+        ("used_memory:25\r\nmaxmemory:100", 0.25),
+        ([], 0.0),
+    ],
+)
+def test_the_share_of_memory_is_told_or_is_0(memory, share):
+    assert share_used(memory) == share

@@ -90,11 +90,15 @@ def test_of_fair_queues_those_with_the_same_problem_are_one_line():
     ]
 
 
+def of_another_type(queue: str, vhost: str) -> Inspected:
+    """Return what the broker says of a quorum queue that was declared as a classic one."""
+    text = f"PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue '{queue}' in vhost "
+    text += f"'{vhost}': received 'classic' but current is 'quorum'"
+    return Inspected(Seen(1, 0), ChannelClosedByBroker(406, text))
+
+
 def test_fair_queues_of_another_type_are_one_line_whose_remedy_is_for_each():
-    text = "inequivalent arg 'x-queue-type' for queue 'orders.fair.0' in vhost '/': received "
-    text += "'classic' but current is 'quorum'"
-    other = Inspected(Seen(1, 0), ChannelClosedByBroker(406, f"PRECONDITION_FAILED - {text}"))
-    (finding,) = judge(dict.fromkeys(NAMES, other), FAIR)
+    (finding,) = judge(dict.fromkeys(NAMES, of_another_type("orders.fair.0", "/")), FAIR)
     assert (finding.status, finding.check) == ("fail", ALL)
     assert finding.remedy == (
         'set queue_type = "quorum" in the route, or stop its workers, and delete it when it is '
@@ -376,10 +380,7 @@ def test_workers_that_lose_what_was_accepted_are_named(route, conf, found):
 
 def test_the_command_that_deletes_a_queue_names_its_virtual_host():
     for vhost, option in (("/", ""), ("shop", " -p 'shop'")):
-        text = f"inequivalent arg 'x-queue-type' for queue 'q' in vhost '{vhost}': received "
-        text += "'classic' but current is 'quorum'"
-        other = Inspected(Seen(1, 0), ChannelClosedByBroker(406, f"PRECONDITION_FAILED - {text}"))
-        (finding,) = judge({"q": other}, {"path": "/", "queue": "q"})
+        (finding,) = judge({"q": of_another_type("q", vhost)}, {"path": "/", "queue": "q"})
         assert f"rabbitmqctl delete_queue{option} q --if-empty" in finding.remedy
 
 

@@ -169,7 +169,8 @@ def test_no_result_is_stored_where_it_is_ignored():
 def test_a_child_gets_the_same_settings():
     settings = {
         "path": "/{shop}", "args": ["json:/a", {"from": "json:/b", "default": None}],
-        "kwargs": {"k": {"from": "body"}}, "when": {"json:/a": [1, "x*", True], "event": "e"},
+        "kwargs": {"k": {"from": "body", "optional": True}},
+        "when": {"json:/a": [1, "x*", True], "event": "e"},
         "priority": "json:/a", "message_headers": {"region": "header:x"},
         "also": [{"task": "other", "queue": "q", "args": ["event"]}],
     }  # fmt: skip

@@ -163,6 +163,7 @@ def test_a_stores_url_that_workers_read_otherwise_is_refused(url: str, why: str)
         ("amqp://h//?ssl_ca_certs=/x", "ssl_ca_certs= has no effect on workers in a URL with"),
         ("amqps://h//?ssl_cert_reqs=CERT_NONE", "use [tls] (the workers: broker_use_ssl"),
         ("amqp://u:p@ss/w@h//", "has a character that has to be escaped; in a password write"),
+        ("amqp://u:a#b@h//", "in a password write # / ? @ : as %23 %2F %3F %40 %3A"),
         ("redis://h/0?protocol=3", f"{NEITHER} protocol=; there are heartbeat"),
         ("redis://h/zero", "the database after the host has to be a number"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.journal.entry import End, Entry, Original, stored
 from gateway.journal.filter import Filter, read_route, read_status, read_until
+from gateway.journal.refusals import BODY, _cut
 from gateway.journal.writing import end_of
 
 
@@ -126,3 +127,18 @@ def test_a_delivery_whose_text_is_none_is_damaged(name):
     about["delivery"][name] = "text"
     flat[1] = json.dumps(about).encode()
     assert stored("d1", flat) is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        (b"short", b"short"),
+        (b"\xff", b"\xff"),
+        (b"x" * BODY, b"x" * BODY),
+        (b"x" * BODY + b"y", b"x" * BODY),
+        (b"x" + "ü".encode() * BODY, b"x" + "ü".encode() * (BODY // 2 - 1)),
+        (b"\xff" * BODY * 2, b"\xff" * BODY),
+    ],
+)
+def test_a_body_is_cut_between_characters(body, kept):
+    assert _cut(body) == kept

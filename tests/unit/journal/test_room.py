@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,13 +46,6 @@ class Store:
 
     async def stop(self) -> None:
         """Nothing was started."""
-
-
-@pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics(routes=["/"])
-    yield metrics
-    metrics.close()
 
 
 @pytest.fixture

@@ -256,11 +256,6 @@ def test_a_failure_is_told_and_the_next_experiment_runs(directory, capsys):
     assert (directory / "right.html").read_text().startswith("--repeats 1 ")
 
 
-def test_all_well_is_the_exit_code_0(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(every, "EXPERIMENTS", {"right": ""})
-    assert every.main([]) == 0
-
-
 def test_what_hangs_is_told_to_stop_and_has_failed(directory, monkeypatch, capsys):
     monkeypatch.setattr(every, "EXPERIMENTS", {"hanging": ""})
     monkeypatch.setattr(every, "SHORT", {"hanging": (0, "")})

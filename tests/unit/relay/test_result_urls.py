@@ -129,12 +129,6 @@ def test_the_location_of_an_old_delivery_ends_when_the_first_one_s_does(monkeypa
     assert results.ticket(second.removeprefix("https://x")).expires == 1_260
 
 
-async def test_an_expired_ticket_is_gone():
-    ticket = Ticket(DELIVERY, TASK, 1_000, "text/plain")
-    with pytest.raises(ResultExpired):
-        await ResultURLs(CONFIG, Store(1_000)).fetch(ticket)
-
-
 @pytest.mark.parametrize("clocks", [(1_000, 10_000), (10_000, 1_000)])
 async def test_the_time_is_that_of_redis_whatever_the_clocks_of_the_machines_say(
     monkeypatch, clocks

@@ -12,7 +12,6 @@ from kombu.utils.json import loads
 from gateway.celery_message import Message
 from gateway.outcome import SUCCESS, Outcome
 from gateway.relay.routes import MAX_EVENT
-from gateway.sources import find
 from gateway.sources.base import Draft, Signed
 from tests.unit.sources.examples import DEEP, EXAMPLES, PUBLIC_URL
 from tests.unit.sources.odd_bodies import SENT_JSON
@@ -95,7 +94,3 @@ def test_a_senders_url_need_not_be_utf_8(send):
     message = send("github", b"{}", query="a=%ff&b=1")
     assert loads(message.body)[0][0] == {"a": "\ufffd", "b": "1"}
     assert message.delivery["query_string"] == "a=%ff&b=1"
-
-
-def test_every_scheme_is_here():
-    assert {find(scheme) for scheme in BODIES} == {find(scheme) for scheme in DEEP}

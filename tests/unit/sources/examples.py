@@ -38,15 +38,11 @@ class Example:
     bodies: st.SearchStrategy[bytes] = st.binary(max_size=200)
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
 def objects(**fields: Any) -> st.SearchStrategy[bytes]:
     """Any JSON objects with `fields` in them."""
     text = st.text(max_size=20)
     more = st.dictionaries(text, st.none() | st.integers() | text | st.lists(text), max_size=3)
-    return more.map(lambda some: _json({**some, **fields}))
+    return more.map(lambda some: json.dumps({**some, **fields}).encode())
 
 
 def public(seed: bytes) -> bytes:

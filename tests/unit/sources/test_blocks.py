@@ -72,7 +72,6 @@ def test_all_keys_of_blocks_reach_the_gateways_children():
         ({"signed": "{bdy}"}, "signed: a text with places in braces"),
         ({"algorithm": "hmac-sha265"}, "hmac-sha265 is not known; did you mean hmac-sha"),
         ({"algorithm": "sha256"}, "signed: a plain hash has to have the key in it"),
-        ({"algorithm": "ed25519"}, "key: ed25519 needs a public key"),
         ({"list": None}, "list: is needed for pick"),
         ({"pick": []}, "pick: is needed for sig: places"),
         ({"time": "header:x-time"}, "time: header:x-time is not signed"),
@@ -264,7 +263,6 @@ def test_without_a_tolerance_the_time_may_be_in_any_form(when):
         ),
         ({"signed": "{body.__class__}"}, "signed: "),
         ({"signed": "{time}.{body}"}, "time: is needed for time in signed"),
-        ({"time": "header:X-Time"}, "time: header:x-time is not signed; write {time}"),
         ({"signed": "{id}.{body}"}, "id: is needed for id in signed"),
         ({"algorithm": "md5"}, "algorithm"),
         ({"encoding": "base32"}, "encoding"),
@@ -295,29 +293,19 @@ def test_options_that_cannot_be(options, text):
         ({"event": "json:/a/2"}, b'{"a":[0]}', ("", "")),
         ({"event": "json:/a"}, b'{"a":null}', ("", "")),
         ({"event": "header:X-None"}, b"", ("", "")),
+        ({"identity": "json:/0/id", "event": "json:/0/type"},
+         rb'[{"id":7,"type":"a\ud83d","x":NaN}]', ("7", "a?")),
+        *(({"identity": "json:/id", "event": "json:/type"}, body, ("", ""))
+          for body in (b"no JSON", b"[1]", b'"text"', b"1", b"null", b"", b"\xff")),
     ],
-)
+)  # fmt: skip
 def test_identity_and_event_stand_where_the_options_say(options, body, expected):
     described = of_hmac(**options)
     signed = described.sign(Draft(body, URL, NOW))
     headers = {**signed.headers, "X-Id": "i1", "X-Event": "e1"}
     verified = described.verify(received(Signed(body, headers)))
     key = str(json.loads(verified.identity)[0]) if verified.identity else ""
-    assert (key, verified.event) == expected
-
-
-@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b'"text"', b"1", b"null", b"", b"\xff"])
-def test_where_there_is_no_such_place_there_is_no_identity_and_no_event(body):
-    described = of_hmac(identity="json:/id", event="json:/type")
-    verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
-    assert (verified.body, verified.identity, verified.event) == (body, "", "")
-
-
-def test_a_place_may_be_in_an_array():
-    described = of_hmac(identity="json:/0/id", event="json:/0/type")
-    body = rb'[{"id":7,"type":"a\ud83d","x":NaN}]'
-    verified = described.verify(received(described.sign(Draft(body, URL, NOW))))
-    assert (verified.identity, verified.event) == ('[7, "a?"]', "a?")
+    assert (verified.body, key, verified.event) == (body, *expected)
 
 
 def test_a_text_has_the_bytes_that_were_received():

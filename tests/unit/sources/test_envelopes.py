@@ -55,12 +55,19 @@ def test_half_surrogates_stay_as_they_are(body):
     assert json.dumps(read_json(body), separators=(",", ":")).encode() == body.replace(b"uD", b"ud")
 
 
-READ = {**CUT_JSON, **SLOPPY_JSON}
+READ = {
+    **CUT_JSON,
+    **SLOPPY_JSON,
+    "a name twice": b'{"a":1,"a":2}',
+    "100,000 digits": b'{"a":%b}' % (b"9" * 100_000),
+    "5,000 digits below zero": b'{"a":-%b}' % (b"9" * 5_000),
+    "198 lists deep": b'{"a":%b}' % (b"[" * 198 + b"]" * 198),
+}
 
 
 @pytest.mark.parametrize("body", READ.values(), ids=READ)
 def test_a_schemes_json_may_be_sloppy(body):
-    assert read_loosely(body).keys() == {"a"}
+    assert read_loosely(body).keys() == read_if_json(body).keys() == {"a"}
     assert read_loosely(b"[%b]" % body.removeprefix(b"\xef\xbb\xbf"))[0].keys() == {"a"}
 
 
@@ -258,25 +265,7 @@ def test_a_verified_form_need_not_be_readable(form):
     assert Seen(post("", b"a=b")).form == {"a": "b"}
 
 
-LOOSE = {
-    b'{"a":NaN,"b":[Infinity,-Infinity,-0,1e999]}': {"a", "b"},
-    rb'{"a":"\ud83d","\ud800":1}': {"a", "\ud800"},
-    b'{"a":"\x1d\n\0"}': {"a"},
-    b'{"a":"\xff\xed\xa0\x80\xf0\x9f"}': {"a"},
-    b'\xef\xbb\xbf{"a":1}': {"a"},
-    b'{"a":1,"a":2}': {"a"},
-    b'{"a":%b}' % (b"9" * 100_000): {"a"},
-    b'{"a":-%b}' % (b"9" * 5_000): {"a"},
-    b'{"a":%b}' % (b"[" * 199 + b"]" * 199): {"a"},
-}
-
-
-@pytest.mark.parametrize("body", LOOSE)
-def test_a_sloppy_senders_json_is_read(body):
-    assert read_if_json(body).keys() == LOOSE[body]
-
-
-NO_OBJECTS = [b"[]", b"{", b"{}x", b'{"a":' * 201 + b"1" + b"}" * 201, "{}".encode("utf-16")]
+NO_OBJECTS = [b"[]", b"{", b"{}x", b'{"a":' * 201 + b"1" + b"}" * 201]
 
 
 @pytest.mark.parametrize("body", [*ODD_JSON.values(), *NO_OBJECTS])

@@ -43,7 +43,6 @@ ODD_BODIES = {
     "other types": b'{"id":{},"type":[],"event":[],"event_id":true,"update_id":null,"entry":{}}',
     "texts for objects": b'{"id":"1","type":1,"event":"x","entry":"x","header":"x","challenge":3}',
     "odd entries": b'{"object":[],"entry":[1,{"changes":3},{"changes":[1,{"field":{}}]}]}',
-    "a long name": b'{"id":"%b","type":"%b"}' % (b"x" * 9_000, b"x" * 9_000),
     "many fields": b"a=1&" * 5_000,
     "odd percents": b"payload=%7B%&%zz=%f&command=%ff&CallStatus=%ff%",
     "a payload that is no JSON": b"payload=%5B1%5D",
@@ -53,28 +52,22 @@ ODD_BODIES = {
 
 
 @every_scheme
-def test_odd_bodies_are_refused_or_passed_on_as_they_are(scheme):
+def test_odd_bodies_are_refused_or_passed_on_as_they_are_signed_or_not(scheme):
     source, request = receiver(scheme), send(scheme)
-    for body in ODD_BODIES.values():
-        outcome(source, replace(request, body=body))
-
-
-@every_scheme
-def test_odd_bodies_that_are_signed_are_refused_or_passed_on_as_they_are(scheme):
-    source = receiver(scheme)
-    for body in ODD_BODIES.values():
+    for name, body in ODD_BODIES.items():
+        outcome(name, source, replace(request, body=body))
         with contextlib.suppress(BadRequest):  # a sender that has to read it to sign it
-            outcome(source, send(scheme, body))
+            outcome(name, source, send(scheme, body))
 
 
-def outcome(source: Source, request: Request) -> None:
+def outcome(name: str, source: Source, request: Request) -> None:
     try:
         verified = source.verify(request)
     except (BadRequest, Unverified) as error:
-        assert error.detail.isprintable() and len(error.detail) < 150
+        assert error.detail.isprintable() and len(error.detail) < 150, name
     else:
         f"{verified.identity}{verified.event}{verified.account}".encode()
-        assert type(verified.body) is bytes
+        assert type(verified.body) is bytes, name
 
 
 @every_scheme

@@ -21,8 +21,7 @@ import pytest
 from gateway import sources
 from gateway.delivery import Request
 from gateway.sources import BLOCKS, find
-from gateway.sources.base import Source, as_list
-from loadtest.examples import example
+from gateway.sources.base import Source
 from tests.support.each import for_each
 from tests.unit.sources.messages import source as of_scheme
 from tests.unit.sources.sending import own, unverified
@@ -45,10 +44,9 @@ RIGHT = [each for each in VECTORS if each[1]["valid"]]
 WRONG = [each for each in VECTORS if not each[1]["valid"]]
 
 
-def source(name: str, vector: dict[str, Any], **changes: Any) -> Source:
+def source(name: str, vector: dict[str, Any]) -> Source:
     url = urlsplit(vector["url"])
-    options = {"secrets": vector["secret"], **changes}
-    return of_scheme(name, f"{url.scheme}://{url.netloc}", **options)
+    return of_scheme(name, f"{url.scheme}://{url.netloc}", secrets=vector["secret"])
 
 
 def request(vector: dict[str, Any]) -> Request:
@@ -145,14 +143,6 @@ def test_each_part_of_a_vector_counts(name, vector):
     assert bad
     for each in bad:
         unverified(receiver, each)
-
-
-@for_each("name, vector", RIGHT)
-def test_secrets_can_be_replaced_one_by_one(name, vector):
-    other_secret, own = example(name).other_secret, as_list(vector["secret"])
-    for secrets in ([other_secret, *own], [*own, other_secret]):
-        assert source(name, vector, secrets=secrets).verify(request(vector))
-    unverified(source(name, vector, secrets=[other_secret, *own[1:]]), request(vector))
 
 
 def test_each_block_says_what_was_read_and_has_vectors():

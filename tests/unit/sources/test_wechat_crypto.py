@@ -28,16 +28,6 @@ def sealed(plain: bytes, key: bytes = KEY) -> str:
     return b64encode(encryptor.update(plain) + encryptor.finalize()).decode()
 
 
-def test_the_published_message_is_decrypted():
-    vector = VECTORS["wechat-secure-post"]
-    key, plain = b64decode(vector["aes_key"] + "="), vector["plain"]
-    message = plain["msg"].encode()
-
-    assert decrypt(vector["encrypt"], key) == (message, plain["receiveid"])
-    again = encrypt(message, plain["receiveid"], key, plain["random"].encode())
-    assert again == vector["encrypt"]
-
-
 def test_the_published_reply_is_encrypted():
     vector = VECTORS["wechat-secure-reply"]
     key = b64decode(vector["aes_key"] + "=")
@@ -47,15 +37,6 @@ def test_the_published_reply_is_encrypted():
     assert text == vector["encrypt"]
     parts = (vector["token"], vector["timestamp"], vector["nonce"], text)
     assert signature(*parts) == vector["msg_signature"]
-
-
-@pytest.mark.parametrize("name", ["wechat-get", "wechat-plain-post", "wechat-secure-post"])
-def test_the_published_signatures_are_ours(name):
-    vector = VECTORS[name]
-    parts = [vector["token"], vector["timestamp"], vector["nonce"]]
-    assert signature(*parts) == vector["signature"]
-    if "encrypt" in vector:
-        assert signature(*parts, vector["encrypt"]) == vector["msg_signature"]
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5))
@@ -94,15 +75,6 @@ def test_we_decrypt_what_wechatpy_encrypts(library, message, receive_id, token, 
 
     assert decrypt(encrypted, b64decode(aes_key + "=")) == (message.encode(), receive_id)
     assert signature(token, "1800000000", nonce, encrypted) in text
-
-
-@given(st.binary(max_size=200), texts, st.binary(min_size=32, max_size=32))
-def test_any_bytes_come_back(message, receive_id, key):
-    assert decrypt(encrypt(message, receive_id, key), key) == (message, receive_id)
-
-
-def test_no_two_cipher_texts_are_alike():
-    assert len({encrypt(b"hallo", "wx", KEY) for _ in range(100)}) == 100
 
 
 def framed(padding: int, byte: int = 0, more: int = 0, receive_id: bytes = b"wx") -> bytes:
