@@ -186,8 +186,7 @@ def _run(run: Run) -> int | None:
         old.unlink()
     argv = [*COMMAND, run.name, *run.options.split(), "--json", str(run.file("json"))]
     argv += ["--html", str(run.file("html")), "--plots", str(DIRECTORY)]
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(machine.ROOT))))
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, **machine.python_path()}
     with run.file("log").open("w") as log:
         process = subprocess.Popen(argv, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:

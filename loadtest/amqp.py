@@ -22,7 +22,7 @@ from kombu import Connection
 from pika.frame import Body, Header, Method
 
 from gateway.errors import GatewayError
-from loadtest.connection import KINDS
+from loadtest.connection import result
 from loadtest.summary import latency
 
 DIRECT = "amq.rabbitmq.reply-to"
@@ -230,13 +230,8 @@ class _Trips:
 
     def found(self, seconds: float) -> dict[str, Any]:
         """Return what `wrk.run` does."""
-        return {
-            "requests": len(self._latencies),
-            "seconds": seconds,
-            "wrong_answers": self._wrong,
-            "errors": {**dict.fromkeys(KINDS, 0), "missing": len(self.waiting)},
-            "latency_ms": latency(self._latencies),
-        }
+        requests, missing = len(self._latencies), len(self.waiting)
+        return result(requests, seconds, self._latencies, self._wrong, missing=missing)
 
 
 def call(body: str) -> bytes:

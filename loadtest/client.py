@@ -60,14 +60,9 @@ async def _converse(url: str, bodies: Iterator[bytes], tally: Tally, envelope: E
                     connection = await Connection.open(url)
                 except OSError:
                     continue
-            since, done = monotonic(), asyncio.Event()
-
-            def answered(status: int, answer: bytes) -> None:
-                tally.count(since, body, status, answer)  # noqa: B023
-                done.set()  # noqa: B023
-
-            connection.post(envelope.wrap(body), answered, envelope.head(body))
-            await done.wait()
+            since = monotonic()
+            answer = await connection.ask(envelope.wrap(body), envelope.head(body))
+            tally.count(since, body, *answer)
     finally:
         if connection is not None:
             connection.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -59,6 +59,18 @@ class Connection(asyncio.Protocol):
         self._answered = answered
         transport.write(b"%b%bContent-Length: %d\r\n\r\n%b" % (self._head, head, len(body), body))
 
+    async def ask(self, body: bytes, head: bytes = b"") -> tuple[int, bytes]:
+        """Send as `post` does, and wait for the status and the body of the answer."""
+        answered = asyncio.get_running_loop().create_future()
+
+        def resolve(status: int, answer: bytes) -> None:
+            if not answered.done():  # nobody may be waiting any more
+                answered.set_result((status, answer))
+
+        self.post(body, resolve, head)
+        found: tuple[int, bytes] = await answered
+        return found
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
@@ -97,6 +109,19 @@ class Connection(asyncio.Protocol):
             answered(status, answer)
 
 
+def result(
+    requests: int, seconds: float, took: Iterable[float] = (), wrong: int = 0, **errors: int
+) -> dict[str, Any]:
+    """Return what `wrk.run` does; `took` are the latencies in seconds."""
+    return {
+        "requests": requests,
+        "seconds": seconds,
+        "wrong_answers": wrong,
+        "errors": dict.fromkeys(KINDS, 0) | errors,
+        "latency_ms": latency(took),
+    }
+
+
 class Tally:
     """Counts what came of `sent` requests, and how long each took."""
 
@@ -124,12 +149,6 @@ class Tally:
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """Return what `wrk.run` does, for a run of so many `seconds`."""
-        errors = dict.fromkeys(KINDS, 0) | self.errors
-        errors["missing"] += self.sent - self.answered - self.errors["read"]
-        return {
-            "requests": self.answered,
-            "seconds": seconds,
-            "wrong_answers": self.wrong,
-            "errors": errors,
-            "latency_ms": latency(self.seconds),
-        }
+        missing = self.sent - self.answered - self.errors["read"]
+        errors = {**self.errors, "missing": missing}
+        return result(self.answered, seconds, self.seconds, self.wrong, **errors)

@@ -11,7 +11,7 @@ from kombu import pools
 from gateway.stack.server import poll
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
-from loadtest.connection import KINDS
+from loadtest.connection import result
 from loadtest.load import Load, take
 from loadtest.summary import Row
 
@@ -67,13 +67,7 @@ def _run(bench: Bench, requester: Requester, way: str, number: int) -> dict[str,
     elif way == "ignore_result":
         wrong += _nothing_stored(bench, requester)
         missing = set()
-    return {
-        "requests": number - len(missing),
-        "seconds": seconds,
-        "wrong_answers": wrong,
-        "errors": {**dict.fromkeys(KINDS, 0), "missing": len(missing | last)},
-        "latency_ms": {},
-    }
+    return result(number - len(missing), seconds, wrong=wrong, missing=len(missing | last))
 
 
 def _replies(requester: Requester, missing: set[int]) -> int:

@@ -14,7 +14,6 @@ import http.client
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -64,7 +63,9 @@ class Run:
         )
         config = stack.directory / "gateway.toml"
         config.write_text(CONFIG)
-        self._gateway = stack.gateway("--strategy=redis", "--config", str(config), env=env)
+        self._gateway = measured(
+            stack.gateway("--strategy=redis", "--config", str(config), env=env)
+        )
 
     def send(self, names: Iterator[str]) -> Counter[int]:
         """Send a delivery for each name over several connections; return how many got a status."""
@@ -97,10 +98,7 @@ class Run:
 
     def held(self) -> float:
         """Return how many dynamic queues the gateway has in its tables."""
-        with urllib.request.urlopen(f"{self._gateway.admin_url}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        found = [line for line in lines if line.startswith("gateway_dynamic_queues{")]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
+        return self._gateway.metric("gateway_dynamic_queues")
 
     def queues(self) -> int:
         """Return how many dynamic queues, or bindings of such, the broker has."""

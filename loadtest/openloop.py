@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from loadtest import wrk
-from loadtest.connection import KINDS
+from loadtest.connection import result
 from loadtest.envelope import PLAIN, SECRET, Envelope
 from loadtest.summary import latency
 
@@ -111,13 +111,14 @@ class Client:
         share = sent / self._total
         longer = max(1.0, counted["last_sent"] / self._seconds)
         return {
-            "requests": counted["answered"],
-            "seconds": max(counted["seconds"], self._seconds),
-            "wrong_answers": counted["wrong"],
-            "errors": dict.fromkeys(KINDS, 0)
-            | counted["errors"]
-            | {"missing": self._total - finished},
-            "latency_ms": latency(seconds[:finished]),
+            **result(
+                counted["answered"],
+                max(counted["seconds"], self._seconds),
+                seconds[:finished],
+                counted["wrong"],
+                **counted["errors"],
+                missing=self._total - finished,
+            ),
             "schedule": {
                 "rate": round(self._rate, 1),
                 "sent": round(self._rate * share / longer, 1),

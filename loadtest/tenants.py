@@ -17,8 +17,7 @@ from gateway.config.task import fair_names
 from gateway.delivery import Delivery
 from gateway.stack import StackError
 from loadtest.bench import Bench
-from loadtest.connection import KINDS, Connection
-from loadtest.summary import latency
+from loadtest.connection import Connection, result
 
 #: What the tenth does.
 NOTHING, FLOOD, HANG = "calm", "flood", "hang"
@@ -59,7 +58,7 @@ class Beside:
         for number in numbers:
             if self.kind == FLOOD and number >= self.number:
                 return
-            status, _ = await _post(connection, TENTH, b"%d" % number)
+            status, _ = await connection.ask(b"%d" % number, _from(TENTH))
             self.taken += status == 202
             self.refused += status != 202
             if self.kind == HANG:
@@ -93,7 +92,7 @@ async def _run(
         await asyncio.sleep(due - monotonic())
         try:
             async with asyncio.timeout(deadline + _LATE):
-                status, answer = await _post(connections[n], OTHERS[n % len(OTHERS)], body)
+                status, answer = await connections[n].ask(body, _from(OTHERS[n % len(OTHERS)]))
         except TimeoutError:
             errors["missing"] += 1
             return
@@ -117,27 +116,17 @@ async def _run(
             connection.close()
     if isinstance(ended, Exception):
         raise StackError(f"the tenth tenant: {ended}") from ended
+    errors["not taken of the tenth"] = beside.refused
     return {
-        "requests": answered,
-        "seconds": max(monotonic() - begin, seconds),
-        "wrong_answers": wrong,
-        "errors": dict.fromkeys(KINDS, 0) | errors | {"not taken of the tenth": beside.refused},
-        "latency_ms": latency(each),
+        **result(answered, max(monotonic() - begin, seconds), each, wrong, **errors),
         "each_ms": [second * 1e3 for second in each],
         "unanswered": unanswered,
         "beside": {"taken": beside.taken},
     }
 
 
-async def _post(connection: Connection, tenant: str, body: bytes) -> tuple[int, bytes]:
-    answered: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-
-    def resolve(status: int, answer: bytes) -> None:
-        if not answered.done():
-            answered.set_result((status, answer))
-
-    connection.post(body, resolve, f"X-Tenant: {tenant}\r\n".encode())
-    return await answered
+def _from(tenant: str) -> bytes:
+    return f"X-Tenant: {tenant}\r\n".encode()
 
 
 def purge(bench: Bench, queue: str, number: int) -> int:

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from gateway.config.task import fair_names
 from loadtest import table, tenants
@@ -16,7 +15,7 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Target, ratios
+from loadtest.targets import Target, figures
 from loadtest.tasks import Task
 from loadtest.tenants import FLOOD, HANG, NOTHING, Beside
 from loadtest.trials import Trial, alternate
@@ -117,10 +116,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     for strategy in options.strategies:
         for number, prefetch in settings:
             _judge(report, strategy, _fair(number, prefetch))
-        off = ratios(
-            report.rows, ("latency_ms", "p99"), (strategy, "off, flood"), (strategy, "off, calm")
-        )
-        report.judge(Target(f"p99 with a flood / without, off, {strategy}", off))
+        _compare(report, strategy, "off")
     report.columns = [
         Column("answered", ("requests",), total=True),
         Column("504s", ("unanswered",), total=True),
@@ -163,19 +159,12 @@ def _loads(
         beside = Beside(kind, options.requests)
         seconds = options.task.seconds
         target = f"{front.address}/{queue}", f"?seconds={seconds:g}"
-        found: dict[str, Any] = {}
         tenants.wait_until_idle(bench, fair_names(queue, number))
-
-        def run() -> dict[str, Any]:
-            found.update(tenants.send(*target, options.duration, DEADLINE, beside))
-            return found
-
+        run = partial(tenants.send, *target, options.duration, DEADLINE, beside)
         row = take(bench, front, len(tenants.OTHERS), run)
-        row["beside"] = found["beside"]
-        row["unanswered"] = found["unanswered"]
         if kind == NOTHING:
             calm[:] = [row["latency_ms"]["p99"]]
-        unnoticed = [ms <= UNNOTICED * calm[0] for ms in found["each_ms"]]
+        unnoticed = [ms <= UNNOTICED * calm[0] for ms in row.pop("each_ms")]
         row["unnoticed_percent"] = round(100 * sum(unnoticed) / len(unnoticed), 2)
         row["beside"]["left"] = tenants.purge(bench, queue, number)
         return row
@@ -187,18 +176,12 @@ def _loads(
 
 
 def _judge(report: Report, strategy: str, name: str) -> None:
-    flood = ratios(
-        report.rows,
-        ("latency_ms", "p99"),
-        (strategy, f"{name}, {FLOOD}"),
-        (strategy, f"{name}, {NOTHING}"),
-    )
-    hang = [
-        row["unnoticed_percent"]
-        for row in report.rows
-        if (row["strategy"], row["case"]) == (strategy, f"{name}, {HANG}")
-    ]
-    report.judge(
-        Target(f"p99 with a flood / without, {name}, {strategy}", flood, at_most=2),
-        Target(f"unnoticed with a hang, {name}, {strategy}", hang, " %", at_least=95),
-    )
+    _compare(report, strategy, name, at_most=2)
+    hang = figures(report.rows, strategy, ("unnoticed_percent",), f"{name}, {HANG}")
+    report.judge(Target(f"unnoticed with a hang, {name}, {strategy}", hang, " %", at_least=95))
+
+
+def _compare(report: Report, strategy: str, name: str, at_most: float | None = None) -> None:
+    pair = (strategy, f"{name}, {FLOOD}"), (strategy, f"{name}, {NOTHING}")
+    what = f"p99 with a flood / without, {name}, {strategy}"
+    report.compare(what, ("latency_ms", "p99"), *pair, at_most=at_most)

@@ -17,7 +17,6 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import summarize
 from loadtest.table import Column
-from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {
@@ -56,9 +55,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             ("rate", [_rate_case(rate) for rate in RATES]),
             ("task time", [_time_case(seconds) for seconds in TIMES]),
         ):
-            values = ratios(report.rows, _CPU, (name, cases[-1]), (name, cases[0]))
             text = f"gateway CPU, {name}, greatest / least {what}"
-            report.judge(Target(text, values, at_most=SAME))
+            report.compare(text, _CPU, (name, cases[-1]), (name, cases[0]), at_most=SAME)
     report.plots = _plots(report)
     report.charts = []
     report.columns = [

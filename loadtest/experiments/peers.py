@@ -13,7 +13,7 @@ from loadtest.load import AROUND, Load, closed, take
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
-from loadtest.targets import Bounds, Target, ratios
+from loadtest.targets import Bounds
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "duration": 8}
@@ -58,8 +58,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("peers", versions=bench.versions())
     loads = [closed(bench, n, options.duration, options.threads) for n in options.connections]
-    with bench.worker():
-        worker = Front("", dict(bench.servers))
+    with bench.worker() as worker:
         floor = [_bare(bench, n, options.duration) for n in options.connections]
         trials = [
             *(Trial(name, partial(bench.gateway, name), loads) for name in options.strategies),
@@ -70,8 +69,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     for case in (load.case for load in loads):
         best = _best(report, options.strategies, case)
         for peer, bounds in BOUNDS.items():
-            values = ratios(report.rows, ("rps",), (best, case), (peer, case))
-            report.judge(Target(f"req/s, {best} / {peer}, {case}", values, **bounds))
+            title = f"req/s, {best} / {peer}, {case}"
+            report.compare(title, ("rps",), (best, case), (peer, case), **bounds)
     report.remarks = [
         "flower: /api/task/apply with its events off, publishes persistent and unconfirmed. "
         "fastapi: apply_async and get() in the thread pool, uvicorn on uvloop, persistent and "

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         sleeping_server(stack, seconds) as server,
         producer(bench.broker.url, bench.redis.url) as send,
     ):
-        lab = _Lab(bench, stack, send, server, chords, seconds)
+        lab = _Lab(bench, stack, send, server.address, chords, seconds)
         settings = [
             _Setting(lab, pool, size)
             for size in options.connections

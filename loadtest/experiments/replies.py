@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,6 @@ from loadtest.load import AROUND, Load, take
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
-from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS: dict[str, Any] = {}
@@ -29,15 +26,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("replies", versions=bench.versions())
 
-    @contextmanager
-    def start(count: int) -> Iterator[Front]:
-        with bench.worker(count=count):
-            yield Front("", dict(bench.servers))
-
     trials = [
         Trial(
             way,
-            partial(start, count),
+            partial(bench.worker, count=count),
             [_load(bench, direct, count, n, options.duration) for n in options.connections],
             checked=False,
         )
@@ -52,8 +44,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 ("req/s", ("rps",)),
                 ("broker CPU", ("cpu_us_per_request", "broker")),
             ):
-                values = ratios(report.rows, path, *((way, case) for way in WAYS))
-                report.judge(Target(f"{what}, {' / '.join(WAYS)}, {case}", values))
+                direct, queue = ((way, case) for way in WAYS)
+                report.compare(f"{what}, {' / '.join(WAYS)}, {case}", path, direct, queue)
     report.remarks = [
         "Tasks are published by a client without HTTP, transient and confirmed, and answered "
         "by appserver workers with a solo pool.",

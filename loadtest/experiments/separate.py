@@ -20,7 +20,6 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Target, ratios
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
@@ -96,12 +95,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     see_that_schedules_were_kept(report)
     p99 = "latency_ms", "p99"
     for name in options.strategies:
-        apart = ratios(report.rows, p99, (name, "apart, flood"), (name, "apart, calm"))
-        one = ratios(report.rows, p99, (name, "one queue, flood"), (name, "apart, calm"))
-        report.judge(
-            Target(f"p99 with a flood / without, apart, {name}", apart, at_most=1.2),
-            Target(f"p99 with a flood / without, one queue, {name}", one),
-        )
+        for case, at_most in (("apart", 1.2), ("one queue", None)):
+            title = f"p99 with a flood / without, {case}, {name}"
+            pair = (name, f"{case}, flood"), (name, "apart, calm")
+            report.compare(title, p99, *pair, at_most=at_most)
     report.columns = [
         table.REQUESTS,
         *table.LATENCIES,

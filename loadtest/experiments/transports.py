@@ -86,32 +86,26 @@ def _load(bench: Bench, stack: Stack, case: Case, messages: int) -> Load:
 
     def measure(front: Front) -> Row:
         url = {"broker": bench.broker.url, "redis": bench.redis.url}
-        found: dict[str, Any] = {}
 
         def send() -> dict[str, Any]:
             with TemporaryDirectory(dir=stack.directory, prefix="") as sockets:
-                found.update(
-                    program.run(
-                        "transports",
-                        *(case.module, case.name, f"--number={number}"),
-                        *(f"--receivers={case.receivers}", f"--directory={sockets}"),
-                        *(f"--url={url[kind]}" for kind in front.servers),
-                        *(("--pickles",) if case.pickles else ()),
-                        timeout=_TIMEOUT + _SLOW * seconds,
-                    )
+                found = program.run(
+                    "transports",
+                    *(case.module, case.name, f"--number={number}"),
+                    *(f"--receivers={case.receivers}", f"--directory={sockets}"),
+                    *(f"--url={url[kind]}" for kind in front.servers),
+                    *(("--pickles",) if case.pickles else ()),
+                    timeout=_TIMEOUT + _SLOW * seconds,
                 )
-            return {
-                "requests": found["requests"],
-                "seconds": found["seconds"],
-                "wrong_answers": found["wrong"],
-                "errors": {kind: found[kind] for kind in ("missing", "repeated")},
-                "latency_ms": {},
-            }
+            wrong = found.pop("wrong")
+            errors = {kind: found.pop(kind) for kind in ("missing", "repeated")}
+            return {**found, "wrong_answers": wrong, "errors": errors, "latency_ms": {}}
 
         row = take(bench, front, case.receivers, send)
-        for who, cpu in found["cpu"].items():
-            row["cpu_us_per_request"][who] = round(cpu * 1e6 / number, 3)
-            row["rss_mb"][who] = round(found["memory"][who], 1)
+        cpu, memory = row.pop("cpu"), row.pop("memory")
+        for who in cpu:
+            row["cpu_us_per_request"][who] = round(cpu[who] * 1e6 / number, 3)
+            row["rss_mb"][who] = round(memory[who], 1)
         return row
 
     return Load(case.form, _PROGRAM + seconds, measure)

@@ -36,14 +36,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report.options = {"task_seconds": seconds}
 
     def measure(front: Front) -> Row:
-        waiting = {}
-
-        def run() -> dict[str, Any]:
-            found = hold(front, number, seconds, bench.deadline)
-            waiting.update(found.pop("waiting"))
-            return found
-
-        return {**take(bench, front, number, run), "waiting": waiting}
+        return take(bench, front, number, lambda: hold(front, number, seconds, bench.deadline))
 
     loads = [Load(case, seconds + number / 1_000, measure) for case in (FRESH, WARM)]
     announce = ("--announce", str(number))

@@ -173,8 +173,9 @@ def measure(
     Only what is of one of `pools` is run.
     """
     with ExitStack() as exit_:
-        short = exit_.enter_context(sleeping_server(stack, seconds))
-        long = exit_.enter_context(sleeping_server(stack, LONG))
+        short, long = (
+            exit_.enter_context(sleeping_server(stack, each)).address for each in (seconds, LONG)
+        )
         runs = [
             *(_Run(s, Work(unique("beat"), (CALLS,), LONG), long) for s in BEATS),
             *(_Run(s, Work(unique("block"), (CALLS,), seconds), short) for s in BLOCKING),
