@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from loadtest import client, machine, openloop, wrk
 from loadtest.bench import Bench, Front
-from loadtest.beside import beside
+from loadtest.over_time import beside
 from loadtest.report import Report
 from loadtest.summary import Row, case_of
 from loadtest.table import PROCESSES

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.error import URLError
 
 from amqp.exceptions import AMQPError
@@ -29,6 +30,7 @@ FAILURES = (
     RedisError,
 )  # fmt: skip
 
+_T = TypeVar("_T")
 _START = 8  # seconds to start a server and to check it, for the estimate only
 
 
@@ -72,6 +74,21 @@ def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Repo
                     report.failures.append(f"{trial.strategy}, repeat {repeat}: {why}")
                     progress.note(f"FAILED: {why}")
     return faulty
+
+
+def aside(report: Report, what: str, seconds: float, measure: Callable[[], _T]) -> _T | None:
+    """Return what `measure` returns, which takes about so many seconds.
+
+    None, and a failure in the report, where it fails: what else was measured is worth having.
+    """
+    with Progress(seconds) as progress:
+        progress.step(what, seconds)
+        try:
+            return measure()
+        except FAILURES as exc:
+            report.failures.append(f"{what}: {exc}")
+            progress.note(f"FAILED: {exc}")
+            return None
 
 
 def _run(

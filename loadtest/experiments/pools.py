@@ -10,7 +10,6 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.stack import StackError
 from loadtest import claims, table
 from loadtest.bench import Bench, Front
 from loadtest.experiments import WrongOption
@@ -22,13 +21,12 @@ from loadtest.lab.pools.watch import Watch, line, shared_once_mb
 from loadtest.lab.pools.worker import Start, records_of, sleeping_server, spawn, unusable
 from loadtest.load import Load, take
 from loadtest.plot import Plot
-from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row, latency, summarize
 from loadtest.table import Column
 from loadtest.tasks import Task
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, aside
 
 DEFAULTS = {"connections": [1, 2, 4, 8, 16, 32], "requests": 10, "repeats": 1, "task": Task(2.0)}
 
@@ -75,9 +73,17 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             if size >= AT_LEAST.get(pool, 1)
         ]
         alternate([setting.trial for setting in settings], options, report)
-    found = _starts(bench, stack, report, chords, seconds, pools)
+    found = aside(
+        report,
+        "heartbeats, and workers that a script starts: all at once",
+        starts.about(chords, seconds),
+        lambda: starts.measure(bench, stack, chords, seconds, pools),
+    )
+    for each in found or ():
+        print(f"{each.name}: {each.says}", flush=True)
+    report.failures += starts.broken(found or ())
     report.advice = advice.pool(report.rows)
-    _show(report, found, seconds, problems)
+    _show(report, found or (), seconds, problems)
     return report
 
 
@@ -157,29 +163,6 @@ class _Setting:
             "most": {what: max(series[what]) for what in _OVER_TIME},
             "over_time": series,
         }
-
-
-def _starts(
-    bench: Bench,
-    stack: Stack,
-    report: Report,
-    chords: Sequence[int],
-    seconds: float,
-    pools: Sequence[str],
-) -> list[Found]:
-    """Run the workers whose heartbeats, or whose starts, something was said of."""
-    about = starts.about(chords, seconds)
-    with Progress(about) as progress:
-        progress.step("heartbeats, and workers that a script starts: all at once", about)
-        try:
-            found = starts.measure(bench, stack, chords, seconds, pools)
-        except StackError as exc:  # what was measured before is worth having
-            report.failures.append(f"heartbeats and scripts: {exc}")
-            return []
-        for each in found:
-            progress.note(f"{each.name}: {each.says}")
-    report.failures += starts.broken(found)
-    return found
 
 
 def _show(

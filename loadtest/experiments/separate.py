@@ -13,9 +13,9 @@ from typing import Any
 
 from loadtest import openloop, table, tenants
 from loadtest.bench import Bench, Front
-from loadtest.beside import beside
 from loadtest.experiments import WrongOption
 from loadtest.load import AROUND, Load, constant, see_that_schedules_were_kept
+from loadtest.over_time import beside
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row

@@ -13,7 +13,7 @@ from typing import Any
 from loadtest import table
 from loadtest.bench import SIGNED, Bench, Front
 from loadtest.load import Load, closed, constant, see_that_schedules_were_kept, watched
-from loadtest.plot import Plot, Point
+from loadtest.plot import Plot, Point, single
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row, summarize
@@ -169,10 +169,10 @@ def growth(samples: Sequence[dict[str, Any]], what: str, settled: float) -> floa
 
 def _lines(report: Report, what: str) -> dict[str, Sequence[Point]]:
     return {
-        summary.strategy: [
-            (sample["seconds"] / 60, sample[what], sample[what], sample[what])
-            for sample in summary.rows[0]["samples"]
-        ]
+        summary.strategy: single(
+            [sample["seconds"] / 60 for sample in summary.rows[0]["samples"]],
+            [sample[what] for sample in summary.rows[0]["samples"]],
+        )
         for summary in summarize(report.rows)
         if summary.case == LONG
     }

@@ -15,7 +15,7 @@ from loadtest.driver import ran
 from loadtest.envelope import ACCEPTED
 from loadtest.load import AROUND, Load, closed, take
 from loadtest.over_time import OverTime
-from loadtest.plot import Plot
+from loadtest.plot import Plot, medians
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row, Summary, figure, summarize
@@ -124,7 +124,7 @@ def _plots(rows: list[Row], tasks: Sequence[Task], connections: Sequence[int]) -
         if len(connections) > 2:
             for task in tasks:
                 those = [s for s in waiting if s.rows[0]["task_seconds"] == task.seconds]
-                lines = _lines(those, path, "connections")
+                lines = medians(those, path, lambda s: s.connections)
                 title = f"Over connections, {task.title}"
                 found.append(
                     Plot(f"{name}-connections-{task.slug}", title, "connections", what, lines)
@@ -132,23 +132,13 @@ def _plots(rows: list[Row], tasks: Sequence[Task], connections: Sequence[int]) -
         if len([task for task in tasks if task.seconds]) > 1:
             for n in connections:
                 those = [s for s in waiting if s.connections == n and s.rows[0]["task_seconds"]]
-                lines = _lines(those, path, "task_seconds")
+                lines = medians(those, path, lambda s: float(s.rows[0]["task_seconds"]))
                 title = f"Over the task's time, {n:,} connections"
                 found.append(
                     Plot(f"{name}-task-time-{n}", title, "seconds a task takes", what, lines)
                 )
     last = _case(tasks[0], connections[-1], tasks)
     return [*found, *over_time.plots(rows, last)]
-
-
-def _lines(
-    summaries: Sequence[Summary], path: Sequence[str], axis: str
-) -> dict[str, list[tuple[float, float, float, float]]]:
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
-    for s in summaries:
-        point = (float(s.rows[0][axis]), s.median(*path), *s.range(*path))
-        lines.setdefault(s.strategy, []).append(point)
-    return {name: sorted(points) for name, points in lines.items()}
 
 
 def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:

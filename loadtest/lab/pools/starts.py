@@ -14,7 +14,6 @@ from time import monotonic, sleep
 
 from gateway.stack import StackError
 from loadtest.bench import Bench
-from loadtest.beside import beside
 from loadtest.lab.pools.chords import Outcome, Producer, Work, producer, unique
 from loadtest.lab.pools.worker import (
     COMMAND,
@@ -25,6 +24,7 @@ from loadtest.lab.pools.worker import (
     sleeping_server,
     spawn,
 )
+from loadtest.over_time import beside
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row
 
