@@ -22,7 +22,7 @@ from kombu import Connection
 from pika.frame import Body, Header, Method
 
 from gateway.errors import GatewayError
-from loadtest.connection import result
+from loadtest.client import result
 from loadtest.summary import latency
 
 DIRECT = "amq.rabbitmq.reply-to"

@@ -11,7 +11,7 @@ from kombu import pools
 from gateway.stack.server import poll
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
-from loadtest.connection import result
+from loadtest.client import result
 from loadtest.load import Load, take
 from loadtest.summary import Row
 

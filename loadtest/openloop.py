@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from loadtest import wrk
-from loadtest.connection import result
+from loadtest.client import result
 from loadtest.envelope import PLAIN, SECRET, Envelope
 from loadtest.summary import latency
 

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import secrets
-from contextlib import nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -22,7 +21,7 @@ from pika.channel import Channel
 from loadtest import client
 from loadtest.amqp import SIZE, Requester, call, task_properties
 from loadtest.bench import Bench, Front
-from loadtest.connection import result
+from loadtest.client import result
 from loadtest.lab.consumers.drivers.event_loop import called, connect
 from loadtest.load import Load, take
 from loadtest.report import Report
@@ -30,7 +29,7 @@ from loadtest.servers.alone import new_event_loop
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.targets import Bounds
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, running
 
 DEFAULTS = {"strategies": ["pika", "redis"], "requests": 3_000}
 
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 for name in options.strategies
             ),
             *(
-                Trial(name, lambda: nullcontext(worker), [Load(CASE, seconds, over)], checked=False)
+                running(name, worker, [Load(CASE, seconds, over)])
                 for name, over in ((LIBRARY, over_pika), (FRAMES, over_amqp))
             ),
         ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from statistics import median
@@ -16,9 +15,8 @@ from loadtest import claims, table
 from loadtest.bench import Bench, Front
 from loadtest.experiments import WrongOption
 from loadtest.lab import advice
-from loadtest.lab.consumers import bindings, broker_memory, drivers
-from loadtest.lab.consumers.bindings import Times
-from loadtest.lab.consumers.broker_memory import Cost
+from loadtest.lab.consumers import broker, drivers
+from loadtest.lab.consumers.broker import Cost, Times
 from loadtest.lab.consumers.consumer import LIMIT, Consumer, Messages
 from loadtest.lab.consumers.part import QUEUES
 from loadtest.load import Load, take
@@ -28,7 +26,7 @@ from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
 from loadtest.targets import number
-from loadtest.trials import Trial, alternate, aside
+from loadtest.trials import alternate, aside, running
 
 #: Where a row has its messages/s, its consumer's CPU time for a message, and the time in basic_ack.
 RATE, CPU, ACKS = ("rps",), ("cpu_us_per_request", "worker"), ("ack_ms",)
@@ -69,18 +67,12 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report.options = {"drivers": drivers.installed(), "queues": len(QUEUES), "duration": None}
     costs = aside(
         report, "memory of queues, exchanges, connections, channels", options.requests / 500,
-        lambda: broker_memory.measure(bench.broker, options.requests // 20),
+        lambda: broker.weigh_objects(bench.broker, options.requests // 20),
     )  # fmt: skip
     front = Front("", {"broker": bench.servers["broker"]})
     with Messages(bench.broker.url, options.requests) as messages:
         trials = [
-            Trial(
-                name,
-                lambda: nullcontext(front),
-                [_load(bench, messages, name, *setting)],
-                checked=False,
-                starts=0,
-            )
+            running(name, front, [_load(bench, messages, name, *setting)])
             for setting in settings(options.connections, options.prefetch)
             for name in drivers.installed()
         ]
@@ -88,7 +80,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     sizes = sorted({1, options.requests // 10, options.requests})
     times = aside(
         report, "binding queues and exchanges", options.requests / 500,
-        lambda: bindings.measure(bench.broker.url, sizes, options.repeats),
+        lambda: broker.time_binds(bench.broker.url, sizes, options.repeats),
     )  # fmt: skip
     _explain(report, options.requests)
     _judge(report, times or {}, costs or {})

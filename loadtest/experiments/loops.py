@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, running
 
 ASYNCIO, UVLOOP = LOOPS = ("asyncio", "uvloop")
 NO_LOOP = "no loop"
@@ -75,16 +74,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     number: int = options.requests
     with bench.worker(), serving(stack, "sites", f"--number={number}") as sites:
         trials = [
-            *(
-                Trial(
-                    way,
-                    lambda: nullcontext(sites),
-                    [_check(bench, way, loop, number)],
-                    checked=False,
-                    starts=0,
-                )
-                for way, loop in WAYS
-            ),
+            *(running(way, sites, [_check(bench, way, loop, number)]) for way, loop in WAYS),
             *(
                 Trial(
                     echo(name),

@@ -24,7 +24,7 @@ from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
 from loadtest.targets import Bounds, Target, figures
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, running
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 6}
 
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         alone = [constant(bench, rate, options.duration, case) for case, rate in shares]
         trials.append(Trial("tornado", partial(bench.alone, ALONE), alone))
         bare = [_bare(bench, rate, options.duration, case) for case, rate in shares]
-        trials.append(Trial(BARE, lambda: nullcontext(worker), bare, checked=False))
+        trials.append(running(BARE, worker, bare))
 
         def used(name: str, case: str) -> Callable[[], float]:
             return lambda: median(figures(report.rows, name, _CPU, case))
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             for name in options.strategies
             for case in (LOW, HIGH)
         ]
-        trials.append(Trial(BESIDE, lambda: nullcontext(worker), busy, checked=False))
+        trials.append(running(BESIDE, worker, busy))
         alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from functools import partial
 
 from loadtest.amqp import Requester
@@ -14,7 +13,7 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.targets import Bounds
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, running
 
 DEFAULTS = {"strategies": ["pika", "redis"], "duration": 8}
 
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         trials = [
             *(Trial(name, partial(bench.gateway, name), loads) for name in options.strategies),
             *(Trial(peer.name, partial(bench.other, peer), loads) for peer in PEERS),
-            Trial("amqp", lambda: nullcontext(worker), floor, checked=False),
+            running("amqp", worker, floor),
         ]
         alternate(trials, options, report)
     for case in (load.case for load in loads):

@@ -11,9 +11,10 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from loadtest import openloop, table, tenants
+from loadtest import openloop, table
 from loadtest.bench import Bench, Front
 from loadtest.experiments import WrongOption
+from loadtest.experiments.fair import purge, wait_until_idle
 from loadtest.load import AROUND, Load, constant, see_that_schedules_were_kept
 from loadtest.over_time import beside
 from loadtest.report import Report
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         finally:
             # What a worker held comes back when it ends, and would be the next one's.
             for queue in ("slow", "one"):
-                tenants.purge(bench, queue, 0)
+                purge(bench, queue, 0)
 
     query = f"?seconds={options.task.seconds:g}"
     cases = {
@@ -158,7 +159,7 @@ def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load
     load = constant(bench, QUICK, seconds, case, path)
 
     def measure(front: Front) -> Row:
-        tenants.wait_until_idle(bench, ("quick", "slow", "one"))
+        wait_until_idle(bench, ("quick", "slow", "one"))
         if not slow:
             return {**load.measure(front), "unanswered": 0}
         flood = _Flood(front.address + slow, _LEAD + seconds)
@@ -169,7 +170,7 @@ def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load
         finally:
             wait([ended])
             for queue in ("slow", "one"):
-                tenants.purge(bench, queue, 0)
+                purge(bench, queue, 0)
         return flooded(row, ended.result())
 
     return Load(case, load.seconds + (_LEAD + DEADLINE if slow else 0), measure)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,7 +16,7 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.trials import Trial, alternate
+from loadtest.trials import alternate, running
 
 DEFAULTS = {"requests": 1_000_000, "repeats": 3}
 
@@ -32,20 +29,18 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("transports", versions=bench.versions(), heads=("transport", "message"))
     report.options = {"duration": None}
-    transports = dict.fromkeys(case.transport for case in CASES)
+    servers = {case.transport: SERVERS.get(case.module) for case in CASES}
     trials = [
-        Trial(
+        running(
             transport,
-            partial(_start, bench, transport),
+            Front("", {kind: bench.servers[kind]} if kind else {}),
             [
                 _load(bench, stack, case, options.requests)
                 for case in CASES
                 if case.transport == transport
             ],
-            checked=False,
-            starts=0,
         )
-        for transport in transports
+        for transport, kind in servers.items()
     ]
     alternate(trials, options, report)
     rows = report.rows
@@ -70,14 +65,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         *table.FAULTS,
     ]
     return report
-
-
-@contextmanager
-def _start(bench: Bench, transport: str) -> Iterator[Front]:
-    """Start nothing: the server of `transport` runs, if it has one."""
-    kinds = {case.transport: SERVERS.get(case.module) for case in CASES}
-    kind = kinds[transport]
-    yield Front("", {kind: bench.servers[kind]} if kind else {})
 
 
 def _load(bench: Bench, stack: Stack, case: Case, messages: int) -> Load:

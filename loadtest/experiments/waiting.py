@@ -11,7 +11,7 @@ from typing import Any
 from gateway.errors import GatewayError
 from loadtest import table
 from loadtest.bench import Bench, Front
-from loadtest.connection import Connection, Tally
+from loadtest.client import Connection, Tally
 from loadtest.load import Load, take
 from loadtest.report import Report
 from loadtest.stack import Stack

@@ -27,7 +27,7 @@ import pytest
 from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import amqp, cli, client, figures, load, openloop, over_time, page, picture, wrk
+from loadtest import amqp, cli, client, figures, load, openloop, over_time, picture, render, wrk
 from loadtest.amqp import Requester
 from loadtest.bench import Bench, Front
 from loadtest.driver import tasks
@@ -44,7 +44,7 @@ from loadtest.experiments import (
 )
 from loadtest.experiments.strategies import conclude
 from loadtest.experiments.waiting import NotHeld, hold
-from loadtest.lab.consumers import bindings, broker_memory, drivers
+from loadtest.lab.consumers import broker, drivers
 from loadtest.lab.consumers.consumer import Consumer, ConsumerError, Messages
 from loadtest.lab.pools import starts
 from loadtest.lab.transport_cases import CASES
@@ -324,8 +324,8 @@ def test_experiment_measures_judges_and_shows(servers, tmp_path, monkeypatch, na
     monkeypatch.setattr(soak, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(worker_pools, "POOLS", {"solo": 1, "threads": 2})
     monkeypatch.setattr(worker_pools, "NEAR", {"threads": "solo"})
-    monkeypatch.setattr(broker_memory, "KINDS", {"exchange": 1.0})
-    monkeypatch.setattr(bindings, "BINDS", 10)
+    monkeypatch.setattr(broker, "OBJECTS", {"exchange": 1.0})
+    monkeypatch.setattr(broker, "BINDS", 10)
     monkeypatch.setattr(drivers, "C_LIBRARY", tmp_path)
     monkeypatch.setattr(pools, "POOLS", ("gevent",))
     monkeypatch.setattr(starts, "BEATS", starts.BEATS[:1])
@@ -635,7 +635,7 @@ def report() -> Report:
 
 
 def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report):
-    drawn = page.draw(report)
+    drawn = render.draw(report)
     assert not re.search(ELSEWHERE, drawn)
     assert "<b>" not in drawn and "R&amp;D" in drawn
     text = unescape(re.sub(r"<style>.*?</style>|<[^>]*>|\s+(?=\s)", "", drawn, flags=re.DOTALL))
@@ -645,7 +645,7 @@ def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report)
 
 def test_a_failed_run_is_what_its_page_says_first(report: Report):
     report.failures.append("a, repeat 1: it broke")
-    drawn = page.draw(report)
+    drawn = render.draw(report)
     assert drawn.index("it broke") < drawn.index("Reached: ")
 
 

@@ -19,7 +19,7 @@ from pika.spec import Basic
 
 from gateway.errors import GatewayError
 from gateway.stack.server import poll
-from loadtest.connection import result
+from loadtest.client import result
 from loadtest.lab.consumers.part import QUEUES, queue_of
 from loadtest.machine import python_path
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import cli, page, picture, render
+from loadtest import cli, picture, render
 from loadtest.experiments import paths
 from loadtest.plot import Plot
 from loadtest.report import Report, dump
@@ -32,7 +32,7 @@ def made(repeats: int, **more: object) -> Report:
 
 
 def drawn(report: Report) -> str:
-    return page.draw(report)
+    return render.draw(report)
 
 
 def words(html: str) -> str:
