@@ -32,8 +32,6 @@ SCRIPT = Path(__file__).with_name("openloop.lua")
 
 Mark = tuple[float, Callable[[], None]]
 
-#: Those that openloop.lua knows by their names.
-ENVELOPES = ("plain", "github")
 OPEN = 32  # connections that are open before the first request, at least
 _LEAD = 0.05  # seconds before the first request is due
 _SLACK = 30.0  # seconds that the client may take beyond its time

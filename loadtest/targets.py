@@ -119,6 +119,12 @@ def ratios(rows: Sequence[Row], path: Sequence[str], of: Pair, to: Pair) -> list
     return [value / below[repeat] for repeat, value in above.items() if below.get(repeat)]
 
 
+def differences(rows: Sequence[Row], path: Sequence[str], of: Pair, to: Pair) -> list[float]:
+    """Subtract from the figure `of` one strategy and case that of another, repeat by repeat."""
+    above, below = (_by_repeat(rows, strategy, path, case) for strategy, case in (of, to))
+    return [value - below[repeat] for repeat, value in above.items() if repeat in below]
+
+
 def _by_repeat(
     rows: Sequence[Row], strategy: str, path: Sequence[str], case: str
 ) -> dict[int, float]:

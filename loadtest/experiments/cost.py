@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 
 from gateway.config.strategies import properties
-from loadtest import driver
+from loadtest import amqp
 from loadtest.bench import Bench, Front
 from loadtest.load import closed, constant, see_that_schedules_were_kept
 from loadtest.report import Report
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     for name in [*strategies, *map(_stock, strategies)]:
         judge_at_rates(report, name)
     for pool in POOLS:
-        case = driver.case(options.requests, pool)
+        case = amqp.tasks_case(options.requests, pool)
         for way, asked in BOUNDS.items():
             name = f"worker CPU, {way} / {_STOCK}, {pool}"
             report.compare(name, _WORKER, (way, case), (_STOCK, case), **asked)
@@ -117,10 +117,10 @@ def _judge_gateway(report: Report, name: str, case: str, at_most: float | None) 
 
 def _workers(bench: Bench, pool: str, requests: int) -> Iterator[Trial]:
     """The worker's trials with a `pool`: each way, and Celery's own worker."""
-    for way in driver.WAYS:
-        load = driver.tasks(bench, way, requests, pool)
+    for way in amqp.WAYS:
+        load = amqp.tasks(bench, way, requests, pool)
         yield Trial(way, partial(bench.worker, pool, POOLS[pool]), [load], checked=False)
-    load = driver.tasks(bench, "ignore_result", requests, pool)
+    load = amqp.tasks(bench, "ignore_result", requests, pool)
     stock = partial(bench.stock_worker, True, pool, POOLS[pool])
     yield Trial(_STOCK, stock, [load], checked=False)
 

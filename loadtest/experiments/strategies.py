@@ -10,8 +10,8 @@ from time import monotonic, sleep
 
 from gateway.config.strategies import STRATEGIES, properties
 from loadtest import claims, over_time, wrk
+from loadtest.amqp import ran
 from loadtest.bench import Bench, Front
-from loadtest.driver import ran
 from loadtest.envelope import ACCEPTED
 from loadtest.load import AROUND, Load, closed, take
 from loadtest.over_time import OverTime

@@ -28,9 +28,8 @@ from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
 from loadtest import amqp, cli, client, figures, load, openloop, over_time, picture, render, wrk
-from loadtest.amqp import Requester
+from loadtest.amqp import Requester, tasks
 from loadtest.bench import Bench, Front
-from loadtest.driver import tasks
 from loadtest.experiments import (
     EXPERIMENTS,
     capacity,
@@ -48,7 +47,6 @@ from loadtest.lab.consumers import broker, drivers
 from loadtest.lab.consumers.consumer import Consumer, ConsumerError, Messages
 from loadtest.lab.pools import starts
 from loadtest.lab.transport_cases import CASES
-from loadtest.load import see_that_schedules_were_kept
 from loadtest.plot import Plot
 from loadtest.progress import Progress
 from loadtest.report import Report
@@ -424,13 +422,6 @@ def test_a_consumer_that_cannot_connect_says_why():
         consumer.wait_ready()
 
 
-@pytest.mark.parametrize("options", ["--connections 101", "--requests 99"])
-def test_consumers_need_a_queue_for_each_connection(main: Callable, options: str, capsys: Any):
-    assert main(["consumers", *options.split()]) == 2
-    said = "loadtest: consumers: there are 100 queues: choose at most 100 --connections, and at "
-    assert said in capsys.readouterr().err
-
-
 FAULTS = {
     "none": (set(), set()),
     "other": ({"wrong_answers"}, {"wrong_answers"}),
@@ -542,17 +533,6 @@ def test_what_was_not_held_at_once_is_no_measurement(servers: Stack):
         hold(front, 8, seconds=0.05, timeout=5)
 
 
-def test_a_schedule_that_was_not_kept_fails_the_run():
-    schedule = {"rate": 100.0, "sent": 98.0}
-    report = Report("openloop", rows=[{**row("redis", 98), "repeat": 1, "schedule": schedule}])
-    see_that_schedules_were_kept(report)
-    (failure,) = report.problems()
-    assert (
-        failure
-        == "redis, repeat 1, 64 connections: the client sent 98.0 a second where 100.0 were due"
-    )
-
-
 def test_a_soak_tells_what_grows_from_what_has_settled():
     # Given what fills up until the third of ten minutes, and what goes on,
     seconds = [30 * n for n in range(21)]
@@ -641,9 +621,7 @@ def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report)
     text = unescape(re.sub(r"<style>.*?</style>|<[^>]*>|\s+(?=\s)", "", drawn, flags=re.DOTALL))
     assert text.split("Load test: mine")[2].strip().startswith("Reached: a / <b> 3.00.")
     assert drawn.count("<svg") == 5  # and no chart of a figure that no row has
-
-
-def test_a_failed_run_is_what_its_page_says_first(report: Report):
+    # Where the run has failed, that comes before.
     report.failures.append("a, repeat 1: it broke")
     drawn = render.draw(report)
     assert drawn.index("it broke") < drawn.index("Reached: ")

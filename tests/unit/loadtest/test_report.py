@@ -31,10 +31,6 @@ def made(repeats: int, **more: object) -> Report:
     return report
 
 
-def drawn(report: Report) -> str:
-    return render.draw(report)
-
-
 def words(html: str) -> str:
     """Return the text of a page, without its drawings."""
     text = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<[^>]*>", " ", html, flags=re.DOTALL)
@@ -63,7 +59,7 @@ def test_a_page_is_drawn_again_from_the_json_file(tmp_path: Path):
     assert render.main([str(file), "--plots"]) == 0
 
     # then it is the same page, and the same plots.
-    assert file.with_suffix(".html").read_text("utf-8") == drawn(report)
+    assert file.with_suffix(".html").read_text("utf-8") == render.draw(report)
     assert (tmp_path / "mine-x.svg").read_text("utf-8") == picture.lines(report.plots[0])
     assert dump(render.read(file).document()) == file.read_text()
 
@@ -95,15 +91,15 @@ def test_errors_and_wrong_answers_are_the_first_figures():
 
 def test_one_run_is_not_called_a_median(capsys: pytest.CaptureFixture[str]):
     one, several = made(1), made(2)
-    assert "edian" not in words(drawn(one)).replace("Median latency", "")
-    assert "One run of each" in words(drawn(one))
+    assert "edian" not in words(render.draw(one)).replace("Median latency", "")
+    assert "One run of each" in words(render.draw(one))
     assert one.target_lines() == [
         ["figure", "measured", "asked", "verdict"],
         ["a figure", "1.00 KB", "at most 9 KB, aim 7", "reached"],
     ]
     one.show()
     assert "edian" not in capsys.readouterr().out
-    assert "All medians" in words(drawn(several))
+    assert "All medians" in words(render.draw(several))
     assert several.target_lines()[0][1:4] == ["median", "min-max", "pairs"]
 
 
