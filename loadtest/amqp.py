@@ -14,6 +14,7 @@ import json
 import secrets
 import select
 from collections.abc import Sequence
+from functools import partial
 from struct import unpack_from
 from time import monotonic, process_time
 from typing import Any
@@ -27,7 +28,7 @@ from gateway.errors import GatewayError
 from gateway.stack.server import poll
 from loadtest.bench import Bench, Front
 from loadtest.client import result
-from loadtest.load import Load, take
+from loadtest.load import AROUND, Load, take
 from loadtest.summary import Row, latency
 
 DIRECT = "amq.rabbitmq.reply-to"
@@ -278,6 +279,18 @@ def _headers(task_id: str, ignore_result: bool) -> dict[str, Any]:
         "retries": 0, "timelimit": [None, None], "argsrepr": "", "kwargsrepr": "",
         "origin": "loadtest", "ignore_result": ignore_result, "delivery": delivery,
     }  # fmt: skip
+
+
+def in_flight(bench: Bench, window: int, duration: float, case: str, direct: bool = False) -> Load:
+    """Keep `window` tasks in flight over one connection for `duration` seconds."""
+
+    def measure(front: Front) -> Row:
+        with Requester(bench.broker.url, direct=direct) as requester:
+            requester.warm_up(window)
+            trips = partial(requester.round_trips, window, seconds=duration)
+            return take(bench, front, window, trips)
+
+    return Load(case, duration + AROUND, measure)
 
 
 def tasks(bench: Bench, way: str, number: int, pool: str) -> Load:

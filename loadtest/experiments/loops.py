@@ -72,6 +72,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("loops", versions=bench.versions(), heads=("way", "loop"))
     (connections,) = options.connections[:1]
     number: int = options.requests
+    relay = partial(closed, bench, connections, options.duration, options.threads)
     with bench.worker(), serving(stack, "sites", f"--number={number}") as sites:
         trials = [
             *(running(way, sites, [_check(bench, way, loop, number)]) for way, loop in WAYS),
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 Trial(
                     gateway(name),
                     partial(bench.gateway, name, "--loop", loop),
-                    [_relay(bench, loop, connections, options)],
+                    [_served(relay(case=loop), "gateway")],
                 )
                 for name in options.strategies
                 for loop in LOOPS
@@ -187,11 +188,6 @@ def _exchange(bench: Bench, loop: str, number: int) -> Load:
         return take(bench, front, CONNECTIONS, lambda: exchange(front))
 
     return _served(Load(loop, seconds, measure), "echo")
-
-
-def _relay(bench: Bench, loop: str, connections: int, options: argparse.Namespace) -> Load:
-    load = closed(bench, connections, options.duration, options.threads, case=loop)
-    return _served(load, "gateway")
 
 
 def _served(load: Load, kind: str) -> Load:

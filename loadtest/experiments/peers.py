@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from loadtest.amqp import Requester
-from loadtest.bench import Bench, Front, Peer
+from loadtest.amqp import in_flight
+from loadtest.bench import Bench, Peer
 from loadtest.envelope import FLOWER
-from loadtest.load import AROUND, Load, closed, take
+from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.summary import Row
 from loadtest.targets import Bounds
 from loadtest.trials import Trial, alternate, running
 
@@ -58,7 +57,9 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("peers", versions=bench.versions())
     loads = [closed(bench, n, options.duration, options.threads) for n in options.connections]
     with bench.worker() as worker:
-        floor = [_bare(bench, n, options.duration) for n in options.connections]
+        floor = [
+            in_flight(bench, n, options.duration, f"{n:,} connections") for n in options.connections
+        ]
         trials = [
             *(Trial(name, partial(bench.gateway, name), loads) for name in options.strategies),
             *(Trial(peer.name, partial(bench.other, peer), loads) for peer in PEERS),
@@ -79,19 +80,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "queue: the floor. Its messages and the gateway's are mandatory and confirmed, transient.",
     ]
     return report
-
-
-def _bare(bench: Bench, window: int, duration: int) -> Load:
-    """Keep `window` tasks in flight over one AMQP connection."""
-
-    def measure(front: Front) -> Row:
-        with Requester(bench.broker.url) as requester:
-            requester.warm_up(window)
-            return take(
-                bench, front, window, lambda: requester.round_trips(window, seconds=duration)
-            )
-
-    return Load(f"{window:,} connections", duration + AROUND, measure)
 
 
 def _best(report: Report, strategies: list[str], case: str) -> str:

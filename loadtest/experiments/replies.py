@@ -6,12 +6,10 @@ import argparse
 from functools import partial
 from typing import Any
 
-from loadtest.amqp import Requester
-from loadtest.bench import Bench, Front
-from loadtest.load import AROUND, Load, take
+from loadtest.amqp import in_flight
+from loadtest.bench import Bench
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.summary import Row
 from loadtest.trials import Trial, alternate
 
 DEFAULTS: dict[str, Any] = {}
@@ -30,7 +28,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         Trial(
             way,
             partial(bench.worker, count=count),
-            [_load(bench, direct, count, n, options.duration) for n in options.connections],
+            [
+                in_flight(bench, n, options.duration, _case(count, n), direct)
+                for n in options.connections
+            ],
             checked=False,
         )
         for count in WORKERS
@@ -51,16 +52,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "by appserver workers with a solo pool.",
     ]
     return report
-
-
-def _load(bench: Bench, direct: bool, count: int, window: int, duration: int) -> Load:
-    def measure(front: Front) -> Row:
-        with Requester(bench.broker.url, direct=direct) as requester:
-            requester.warm_up(window)
-            trips = partial(requester.round_trips, window, seconds=duration)
-            return take(bench, front, window, trips)
-
-    return Load(_case(count, window), duration + AROUND, measure)
 
 
 def _case(count: int, window: int) -> str:

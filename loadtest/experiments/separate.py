@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any
@@ -142,19 +141,6 @@ def flooded(row: Row, flood: dict[str, Any]) -> Row:
     }  # fmt: skip
 
 
-@dataclass
-class _Flood:
-    """Slow requests at a constant rate, for so many seconds."""
-
-    url: str
-    seconds: float
-    begun: Event = field(default_factory=Event)
-
-    def run(self) -> dict[str, Any]:
-        with openloop.schedule(self.url, SLOW, self.seconds, round(SLOW * DEADLINE)) as client:
-            return client.send(DEADLINE + 5, [(_LEAD, self.begun.set)])
-
-
 def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load:
     load = constant(bench, QUICK, seconds, case, path)
 
@@ -162,10 +148,15 @@ def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load
         wait_until_idle(bench, ("quick", "slow", "one"))
         if not slow:
             return {**load.measure(front), "unanswered": 0}
-        flood = _Flood(front.address + slow, _LEAD + seconds)
-        ended = beside(flood.run)
+        begun, target = Event(), (front.address + slow, SLOW, _LEAD + seconds)
+
+        def flood() -> dict[str, Any]:
+            with openloop.schedule(*target, round(SLOW * DEADLINE)) as client:
+                return client.send(DEADLINE + 5, [(_LEAD, begun.set)])
+
+        ended = beside(flood)
         try:
-            flood.begun.wait(_LEAD + AROUND)
+            begun.wait(_LEAD + AROUND)
             row = load.measure(front)
         finally:
             wait([ended])

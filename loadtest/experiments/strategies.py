@@ -56,15 +56,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "task_seconds": ", ".join(f"{task.seconds:g}" for task in tasks),
         "worker_pool": ":".join(map(str, slowest.pool)),
     }
+    how = options.duration, options.threads
     cases = {(task, n): _case(task, n, tasks) for task in tasks for n in connections}
     loads = [
         *(
-            _watched(
-                bench, task, options.duration, closed(bench, n, *_how(options), task.path, case)
-            )
+            _watched(bench, task, options.duration, closed(bench, n, *how, task.path, case))
             for (task, n), case in cases.items()
         ),
-        accepted(bench, connections[0], *_how(options), "/accept", _accepting(connections[0])),
+        accepted(bench, connections[0], *how, "/accept", _accepting(connections[0])),
     ]
     trials = [
         Trial(
@@ -88,10 +87,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "samples.",
     ]
     return report
-
-
-def _how(options: argparse.Namespace) -> tuple[int, int]:
-    return options.duration, options.threads
 
 
 def _case(task: Task, connections: int, tasks: Sequence[Task]) -> str:
@@ -126,9 +121,8 @@ def _plots(rows: list[Row], tasks: Sequence[Task], connections: Sequence[int]) -
                 those = [s for s in waiting if s.rows[0]["task_seconds"] == task.seconds]
                 lines = medians(those, path, lambda s: s.connections)
                 title = f"Over connections, {task.title}"
-                found.append(
-                    Plot(f"{name}-connections-{task.slug}", title, "connections", what, lines)
-                )
+                file = f"{name}-connections-{task.title.replace(' ', '-')}"
+                found.append(Plot(file, title, "connections", what, lines))
         if len([task for task in tasks if task.seconds]) > 1:
             for n in connections:
                 those = [s for s in waiting if s.connections == n and s.rows[0]["task_seconds"]]

@@ -140,7 +140,9 @@ class Consumer:
     def run(self) -> dict[str, Any]:
         """Start it and wait for its figures; returns what `wrk.run` does."""
         with suppress(BrokenPipeError):  # it has ended, as the missing line says
-            self._write("begin\n")
+            stdin = cast(IO[str], self._process.stdin)
+            stdin.write("begin\n")
+            stdin.flush()
         self.figures = figures = json.loads(self._line())
         missing = figures["missing"]
         seconds, wrong = figures["seconds"], figures["wrong"]
@@ -162,11 +164,6 @@ class Consumer:
 
     def output(self) -> str:
         return ""
-
-    def _write(self, text: str) -> None:
-        stdin = cast(IO[str], self._process.stdin)
-        stdin.write(text)
-        stdin.flush()
 
     def _line(self) -> str:
         if line := cast(IO[str], self._process.stdout).readline():
