@@ -119,7 +119,7 @@ def _plots(rows: list[Row], tasks: Sequence[Task], connections: Sequence[int]) -
         if len(connections) > 2:
             for task in tasks:
                 those = [s for s in waiting if s.rows[0]["task_seconds"] == task.seconds]
-                lines = medians(those, path, lambda s: s.connections)
+                lines = medians(those, path, lambda s: float(s.connections))
                 title = f"Over connections, {task.title}"
                 file = f"{name}-connections-{task.title.replace(' ', '-')}"
                 found.append(Plot(file, title, "connections", what, lines))
