@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gateway.cli import COMMANDS, command_line
-from loadtest import page as drawing
+from loadtest import render
 from loadtest.figures import REPORTS
 from loadtest.report import Report
 
@@ -153,6 +153,6 @@ def add_reports(files: Files, config: MkDocsConfig) -> None:
         figures = json.loads(file.read_text("utf-8"))
         if "shown" in figures:  # the others are of faults and of the simulator
             report, name = Report.read(figures), f"{file.stem}.html"
-            files.append(File.generated(config, f"reports/{name}", content=drawing.draw(report)))
+            files.append(File.generated(config, f"reports/{name}", content=render.draw(report)))
             lines.append(f"- [{report.experiment}]({name})")
     files.append(File.generated(config, "reports/index.md", content="\n".join(lines)))

@@ -135,7 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("loadtest: interrupted, everything is stopped", file=sys.stderr)
         interrupted = True
     if chosen is not None:
-        _publish(well)
+        # New reports replace the committed ones, and their figures those in the documents.
+        for run in well:
+            shutil.copy(run.file("json"), figures.REPORTS)
+        figures.main()
     return 130 if interrupted else int(len(well) < len(runs))
 
 
@@ -186,8 +189,7 @@ def _run(run: Run) -> int | None:
         old.unlink()
     argv = [*COMMAND, run.name, *run.options.split(), "--json", str(run.file("json"))]
     argv += ["--html", str(run.file("html")), "--plots", str(DIRECTORY)]
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(machine.ROOT))))
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, **machine.python_path()}
     with run.file("log").open("w") as log:
         process = subprocess.Popen(argv, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -198,13 +200,6 @@ def _run(run: Run) -> int | None:
         # Not killed: it stops the servers that it has started.
         process.terminate()
         process.wait()
-
-
-def _publish(runs: Sequence[Run]) -> None:
-    """Put new reports in the place of the committed ones, and their figures into the documents."""
-    for run in runs:
-        shutil.copy(run.file("json"), figures.REPORTS)
-    figures.main()
 
 
 if __name__ == "__main__":

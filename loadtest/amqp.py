@@ -1,7 +1,8 @@
 """Celery tasks over a bare AMQP connection, without HTTP: the floor below every gateway.
 
 A message is a template with the number of its task in it, and a reply is found by walking over
-the frames: what is measured is the broker and the worker, and hardly this client.
+the frames: what is measured is the broker and the worker, and hardly this client. `tasks` load the
+worker alone: results are replied, stored, or ignored.
 
 https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 2.3.5 and 4.2
 https://docs.celeryq.dev/en/stable/internals/protocol.html
@@ -13,17 +14,22 @@ import json
 import secrets
 import select
 from collections.abc import Sequence
+from functools import partial
 from struct import unpack_from
 from time import monotonic, process_time
 from typing import Any
 
 import pika
-from kombu import Connection
+from celery import Celery
+from kombu import Connection, pools
 from pika.frame import Body, Header, Method
 
 from gateway.errors import GatewayError
-from loadtest.connection import KINDS
-from loadtest.summary import latency
+from gateway.stack.server import poll
+from loadtest.bench import Bench, Front
+from loadtest.client import result
+from loadtest.load import AROUND, Load, take
+from loadtest.summary import Row, latency
 
 DIRECT = "amq.rabbitmq.reply-to"
 SIZE = 250  # bytes of the body that a task is given
@@ -40,6 +46,14 @@ _HTTP_HEADERS = {
     "content-type": "application/json",
     "content-length": str(SIZE),
 }
+
+
+#: Name -> what is said of the result in the task's message.
+WAYS = {"reply": {}, "store": {"reply": False}, "ignore_result": {"ignore_result": True}}
+
+_LATE = 5.0  # seconds
+_AT_ONCE = 500  # messages in a write
+_KEY = "celery-task-meta-"  # what Celery puts before a task's id
 
 
 class BrokerError(GatewayError):
@@ -230,13 +244,8 @@ class _Trips:
 
     def found(self, seconds: float) -> dict[str, Any]:
         """Return what `wrk.run` does."""
-        return {
-            "requests": len(self._latencies),
-            "seconds": seconds,
-            "wrong_answers": self._wrong,
-            "errors": {**dict.fromkeys(KINDS, 0), "missing": len(self.waiting)},
-            "latency_ms": latency(self._latencies),
-        }
+        requests, missing = len(self._latencies), len(self.waiting)
+        return result(requests, seconds, self._latencies, self._wrong, missing=missing)
 
 
 def call(body: str) -> bytes:
@@ -270,3 +279,108 @@ def _headers(task_id: str, ignore_result: bool) -> dict[str, Any]:
         "retries": 0, "timelimit": [None, None], "argsrepr": "", "kwargsrepr": "",
         "origin": "loadtest", "ignore_result": ignore_result, "delivery": delivery,
     }  # fmt: skip
+
+
+def in_flight(bench: Bench, window: int, duration: float, case: str, direct: bool = False) -> Load:
+    """Keep `window` tasks in flight over one connection for `duration` seconds."""
+
+    def measure(front: Front) -> Row:
+        with Requester(bench.broker.url, direct=direct) as requester:
+            requester.warm_up(window)
+            trips = partial(requester.round_trips, window, seconds=duration)
+            return take(bench, front, window, trips)
+
+    return Load(case, duration + AROUND, measure)
+
+
+def tasks(bench: Bench, way: str, number: int, pool: str) -> Load:
+    """Have the worker, which has that `pool`, run `number` tasks that wait for it in its queue."""
+
+    def measure(front: Front) -> Row:
+        with Requester(bench.broker.url) as requester:
+            requester.round_trips(64, requests=min(number, 2 * WARM_UP))
+            before = ran(bench)
+            row = take(bench, front, 1, lambda: _run(bench, requester, way, number))
+            # With the one that is behind the last of those that do not answer.
+            expected = number + (way != "reply")
+            not_run = abs(expected - (ran(bench) - before))
+        row["errors_by_kind"]["missing"] += not_run
+        row["errors"] += not_run
+        return row
+
+    return Load(tasks_case(number, pool), 8 + number / 1_500, measure)
+
+
+def tasks_case(number: int, pool: str) -> str:
+    """Return the name of this load."""
+    return f"{number:,} tasks, {pool}"
+
+
+def _run(bench: Bench, requester: Requester, way: str, number: int) -> dict[str, Any]:
+    """Publish and wait; returns what `wrk.run` does, but for latencies."""
+    begin = monotonic()
+    template = requester.template(**WAYS[way])
+    missing: set[int] = set()
+    last: set[int] = set()
+    for at in range(0, number, _AT_ONCE):
+        missing.update(requester.publish(template, min(_AT_ONCE, number - at)))
+    if way == "reply":
+        wrong = _replies(requester, missing)
+    else:
+        # A queue is first in, first out.
+        last = set(requester.publish(requester.template(), 1))
+        wrong = _replies(requester, last)
+    seconds = monotonic() - begin
+    if way == "store":
+        wrong += _stored(bench, requester, missing)
+    elif way == "ignore_result":
+        wrong += _nothing_stored(bench, requester)
+        missing = set()
+    return result(number - len(missing), seconds, wrong=wrong, missing=len(missing | last))
+
+
+def _replies(requester: Requester, missing: set[int]) -> int:
+    """Take replies until none is `missing` or the broker falls silent; count the wrong ones."""
+    wrong = 0
+    while missing:
+        try:
+            replies = requester.receive()
+        except TimeoutError:
+            break
+        for reply in replies:
+            number = requester.number(reply)
+            wrong += number not in missing or not requester.answers(number, reply)
+            missing.discard(number)
+    return wrong
+
+
+def _stored(bench: Bench, requester: Requester, missing: set[int]) -> int:
+    """Take from `missing` what is in Redis; count what is wrong there."""
+    numbers, wrong = sorted(missing), 0
+    keys = [f"{_KEY}{requester.prefix}{number:010}" for number in numbers]
+    with bench.ask_redis() as connection:
+        # Of several processes, one may still run a task when another has run the last one.
+        poll(lambda: connection.exists(*keys) == len(keys), _LATE)
+        for number, result in zip(numbers, connection.mget(keys), strict=True):
+            if result is not None:
+                missing.discard(number)
+                wrong += not requester.answers(number, result)
+        connection.flushall()
+    return wrong
+
+
+def _nothing_stored(bench: Bench, requester: Requester) -> int:
+    # Of these tasks: those of a gateway that has ended may be stored late.
+    with bench.ask_redis() as connection:
+        return sum(1 for _ in connection.scan_iter(f"{_KEY}{requester.prefix}*", 1_000))
+
+
+def ran(bench: Bench) -> int:
+    """Ask the worker how many tasks it has run."""
+    app = Celery(broker=bench.broker.url)
+    pools.reset()  # a connection that was left there may be closed
+    try:
+        inspected = app.control.inspect(timeout=10, limit=1).stats() or {}
+    finally:
+        pools.reset()
+    return sum(sum(stats["total"].values()) for stats in inspected.values())

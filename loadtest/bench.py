@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,17 +14,28 @@ from kombu import Connection
 
 from gateway.stack import StackError, free_port
 from gateway.stack.loopback import accepts
-from gateway.stack.programs import find
-from loadtest.envelope import PLAIN, Envelope
-from loadtest.machine import ROOT
+from loadtest.envelope import GITHUB, PLAIN, SECRET, Envelope
+from loadtest.machine import python_path
 from loadtest.servers import busy
-from loadtest.stack import Measurable, Measured, Stack, measured, nginx_config
+from loadtest.stack import Measurable, Measured, Stack, measured
 
 _ROUTE = """\
 [[routes]]
 path = "/{name}"
 task = "appserver.tasks.{name}"
 deadline = {deadline}
+
+"""
+#: A source and a route for signed deliveries, which have an identity; settings come before it.
+SIGNED = f"""
+[sources.github]
+scheme = "github"
+secrets = "{SECRET.decode()}"
+
+[[routes]]
+path = "/signed"
+source = "github"
+task = "appserver.tasks.echo"
 
 """
 
@@ -48,6 +58,10 @@ class Front:
 
     def at(self, path: str) -> Front:
         return replace(self, path=path)
+
+    def signed(self) -> Front:
+        """Return it as it is for deliveries that are signed, by the route `SIGNED`."""
+        return replace(self, path="/signed", envelope=GITHUB)
 
     def output(self) -> str:
         """Return what the HTTP server and the workers have written."""
@@ -121,16 +135,16 @@ class Bench:
         env: Mapping[str, str] | None = None,
         app: str = "",
         results: str = "",
-    ) -> Iterator[None]:
+    ) -> Iterator[Front]:
         """Run `count` Celery workers, each with `size` processes, threads or greenlets.
 
         They run the app server and have its result backend, unless another `app` and other
-        `results` are named.
+        `results` are named. Gives what is measured where nothing stands in front of them.
         """
         env = {**self._env, **(env or {})}
         options = {"app": app} if app else {}
         if app:
-            env["PYTHONPATH"] = _python_path()
+            env |= python_path()
         with ExitStack() as running:
             for _ in range(count):
                 worker = self._stack.worker(
@@ -143,28 +157,24 @@ class Bench:
                     **options,
                 )
                 running.enter_context(self._beside(measured(worker)))
-            yield
+            yield Front("", dict(self.servers))
 
     def stock_worker(
         self, replies: bool, pool: str = "solo", size: int = 1, queues: Sequence[str] = ("celery",)
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[Front]:
         """Run Celery's own worker; it replies over AMQP, or stores its results in Redis."""
         results = "rpc://" if replies else ""
         return self.worker(pool, size, queues=queues, app="loadtest.servers.plain", results=results)
 
-    @contextmanager
-    def supervised_workers(self, count: int) -> Iterator[None]:
+    def supervised_workers(self, count: int) -> AbstractContextManager[None]:
         """Run `count` workers of the pool `solo` under one supervisor."""
-        with self._beside(measured(self._stack.workers(count, self._env))):
-            yield
+        return self._beside(measured(self._stack.workers(count, self._env)))
 
-    @contextmanager
-    def stand_in(self, seconds: float, announce: int = 0) -> Iterator[Measured]:
+    def stand_in(self, seconds: float, announce: int = 0) -> AbstractContextManager[None]:
         """Run a stand-in for workers that answers every task after `seconds`."""
         options = ["--seconds", str(seconds), "--announce", str(announce)]
         worker = self._python("stand-in", "loadtest.servers.worker", *options, ready="ready")
-        with self._beside(worker):
-            yield worker
+        return self._beside(worker)
 
     @contextmanager
     def _beside(self, worker: Measured) -> Iterator[None]:
@@ -190,15 +200,14 @@ class Bench:
                 env=self._env,
             )
         )
-        with _until_stopped(gateway):
+        with gateway:
             yield Front(gateway.url, {"gateway": gateway, **self.servers}, path)
 
     @contextmanager
     def archiver(self, file: Path, config: Path) -> Iterator[None]:
         """Copy the journal of `config` into the SQLite database `file`, which is made."""
         argv = [sys.executable, "-m", "gateway", "archive", "--config", str(config)]
-        server = self._stack.spawn("archiver", argv, env=self._env, ready=file.exists)
-        with _until_stopped(measured(server)):
+        with measured(self._stack.spawn("archiver", argv, env=self._env, ready=file.exists)):
             yield
 
     @contextmanager
@@ -206,16 +215,14 @@ class Bench:
         """Run Tornado alone: it answers after `seconds` itself."""
         port = free_port()
         options = ("--port", str(port), "--seconds", str(seconds), *options)
-        server = self._python("tornado", "loadtest.servers.alone", *options, ready=port)
-        with _until_stopped(server):
+        with self._python("tornado", "loadtest.servers.alone", *options, ready=port) as server:
             yield Front(f"http://127.0.0.1:{port}", {"gateway": server})
 
     @contextmanager
     def busy(self, rate: float, us: float) -> Iterator[Front]:
         """Run a process that uses `us` microseconds of CPU time `rate` times a second."""
         options = (f"--rate={rate}", f"--us={us}")
-        server = self._python("busy", "loadtest.servers.busy", *options, ready=busy.READY)
-        with _until_stopped(server):
+        with self._python("busy", "loadtest.servers.busy", *options, ready=busy.READY) as server:
             yield Front("", {"gateway": server, **self.servers})
 
     @contextmanager
@@ -229,10 +236,9 @@ class Bench:
             if peer.worker:
                 worker, *its = peer.worker.split()
                 tasks = self._python("worker", worker, *its, ready=peer.ready)
-                stack.enter_context(_until_stopped(tasks))
-                servers["worker"] = tasks
+                servers["worker"] = stack.enter_context(tasks)
             server = self._python(peer.name, module, *options, f"--port={port}", ready=port)
-            stack.enter_context(_until_stopped(server))
+            stack.enter_context(server)
             address = f"http://127.0.0.1:{port}"
             yield Front(address, {"gateway": server, **servers}, peer.path, peer.envelope)
 
@@ -240,26 +246,15 @@ class Bench:
     def nginx(self, upstream: str, front: Front) -> Iterator[Front]:
         """Run nginx with the project's configuration before `front`, which it finds at
         `upstream`, in nginx's own words."""
-        port = free_port()
-        home = self._stack.directory / f"nginx-{port}"
-        home.mkdir()
-        config = home / "nginx.conf"
-        # Any port, which is then replaced.
-        text = nginx_config(home, port, [1], {})
-        config.write_text(text.replace("server 127.0.0.1:1 ", f"server {upstream} "))
-        argv = [find("nginx", "nginx"), "-p", str(home), "-e", "stderr", "-c", str(config)]
-        server = measured(
-            self._stack.spawn("nginx", [*argv, "-g", "daemon off;"], ready=lambda: accepts(port))
-        )
-        with _until_stopped(server):
+        with measured(self._stack.nginx([upstream])) as server:
             servers = {**front.servers, "nginx": server}
-            yield replace(front, address=f"http://127.0.0.1:{port}", servers=servers)
+            yield replace(front, address=server.url, servers=servers)
 
     def _python(self, name: str, module: str, *options: str, ready: str | int) -> Measured:
         server = self._stack.spawn(
             name,
             [sys.executable, "-m", module, *options],
-            env={**self._env, "PYTHONPATH": _python_path(), "FLOWER_UNAUTHENTICATED_API": "true"},
+            env={**self._env, **python_path(), "FLOWER_UNAUTHENTICATED_API": "true"},
             ready=ready if isinstance(ready, str) else lambda: accepts(ready),
         )
         return measured(server)
@@ -306,18 +301,6 @@ class Bench:
                 yield connection
         except redis.RedisError as exc:
             raise StackError(f"Redis: {exc}") from exc
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-
-
-@contextmanager
-def _until_stopped(server: Measured) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        server.stop()
 
 
 class _Group:

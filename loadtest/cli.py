@@ -135,9 +135,9 @@ def publish(report: Report, options: argparse.Namespace) -> int:
     # On its first run, matplotlib warns that it looks for fonts; stderr is for problems.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # Imported after the measurements, as these may be made in this process.
-    from loadtest import page
+    from loadtest import render
 
-    page.write(report, options.html, options.plots)
+    render.write(report, options.html, options.plots)
     problems, disturbance = report.problems(), report.disturbance()
     for problem in filter(None, [*problems, disturbance]):
         print(f"loadtest: {problem}", file=sys.stderr)

@@ -14,16 +14,16 @@ import http.client
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from gateway.errors import GatewayError
 from gateway.stack.server import poll
 from loadtest.experiments.soak import growth
 from loadtest.machine import ROOT
-from loadtest.stack import Measured, Stack, measured
+from loadtest.over_time import OverTime
+from loadtest.stack import Stack, measured
 
 EXPIRES = 12  # seconds, the fewest with the default `confirm_timeout`
 LIMIT = 1_000
@@ -64,7 +64,9 @@ class Run:
         )
         config = stack.directory / "gateway.toml"
         config.write_text(CONFIG)
-        self._gateway = stack.gateway("--strategy=redis", "--config", str(config), env=env)
+        self._gateway = measured(
+            stack.gateway("--strategy=redis", "--config", str(config), env=env)
+        )
 
     def send(self, names: Iterator[str]) -> Counter[int]:
         """Send a delivery for each name over several connections; return how many got a status."""
@@ -97,10 +99,7 @@ class Run:
 
     def held(self) -> float:
         """Return how many dynamic queues the gateway has in its tables."""
-        with urllib.request.urlopen(f"{self._gateway.admin_url}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        found = [line for line in lines if line.startswith("gateway_dynamic_queues{")]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
+        return self._gateway.metric("gateway_dynamic_queues")
 
     def queues(self) -> int:
         """Return how many dynamic queues, or bindings of such, the broker has."""
@@ -119,19 +118,10 @@ class Run:
         else:
             print(f"{after}: nothing left after {time.monotonic() - begun:.0f} s", flush=True)
 
-    def sample(self, over: Callable[[], bool]) -> list[dict[str, float]]:
-        """Return the memory of each process in MB, again and again until it is over."""
-        processes: dict[str, Measured] = {
-            "gateway": measured(self._gateway),
-            "worker": measured(self._worker),
-            "broker": measured(self._broker),
-        }
-        samples, begun = [], time.monotonic()
-        while not over():
-            memory = {name: it.rss_bytes() / 2**20 for name, it in processes.items()}
-            samples.append({"seconds": time.monotonic() - begun, **memory})
-            time.sleep(_EVERY)
-        return samples
+    def watch(self) -> OverTime:
+        """Return what takes samples of the memory of each process, while it is entered."""
+        servers = {"gateway": self._gateway, "worker": self._worker, "broker": self._broker}
+        return OverTime({name: measured(each) for name, each in servers.items()}, _EVERY)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -176,19 +166,23 @@ def _names(count: int, rate: float) -> Iterator[str]:
 
 def _in_a_row(run: Run, count: int, rate: float) -> None:
     names = _names(count, rate)
-    statuses: list[Counter[int]] = []
     begun = time.monotonic()
-    sender = threading.Thread(target=lambda: statuses.append(run.send(names)))
-    sender.start()
-    samples = run.sample(lambda: not sender.is_alive())
+    with run.watch() as watch:
+        statuses = run.send(names)
     seconds = time.monotonic() - begun
-    print(f"{count:,} names in {seconds:.0f} s: {dict(statuses[0])}", flush=True)
-    others = statuses[0].keys() - ({200} if rate else {200, 503})
-    if not statuses[0][200] or others or statuses[0].total() != count:
-        run.problems.append(f"{count:,} names: answers {dict(statuses[0])}")
-    for process in ("gateway", "worker", "broker"):
-        grown = growth(samples, process, SETTLED * seconds)
-        values = [sample[process] for sample in samples]
+    print(f"{count:,} names in {seconds:.0f} s: {dict(statuses)}", flush=True)
+    others = statuses.keys() - ({200} if rate else {200, 503})
+    if not statuses[200] or others or statuses.total() != count:
+        run.problems.append(f"{count:,} names: answers {dict(statuses)}")
+    series = watch.series
+    for process, values in series["rss_mb"].items():
+        if not values:
+            continue  # it took less than a second
+        samples = [
+            {"seconds": at, "memory": value}
+            for at, value in zip(series["seconds"], values, strict=True)
+        ]
+        grown = growth(samples, "memory", SETTLED * seconds)
         print(f"{process}: {values[0]:.1f} to {values[-1]:.1f} MB, last / first {grown:.3f}")
         # An Erlang VM's memory comes and goes by more than this; what counts is what is left.
         if process != "broker" and grown > LEVEL:

@@ -239,10 +239,10 @@ def _cited(report: dict[str, Any]) -> str:
 
 def main() -> None:
     # Imported when it is needed, as matplotlib takes a second to load.
-    from loadtest import page
+    from loadtest import render
 
     for name in PLOTTED:
-        page.write(Report.read(_report(name)), None, PICTURE.parent)
+        render.write(Report.read(_report(name)), None, PICTURE.parent)
     PICTURE.write_text(picture_text(), encoding="utf-8")
     COSTS.write_text(costs_text(), encoding="utf-8")  # before what is calculated with them
     for path, text in written().items():

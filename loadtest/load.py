@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 
 from loadtest import client, machine, openloop, wrk
 from loadtest.bench import Bench, Front
-from loadtest.beside import beside
+from loadtest.over_time import beside
 from loadtest.report import Report
 from loadtest.summary import Row, case_of
 from loadtest.table import PROCESSES
 
 #: A client that sends less than this share of what was due has measured something else.
 KEPT = 0.99
+#: What `wrk.run` returns.
+_FOUND = ("requests", "seconds", "wrong_answers", "errors", "latency_ms")
 AROUND = 4  # seconds that a measurement takes beside the load itself
 
 _T = TypeVar("_T")
@@ -97,8 +99,7 @@ def constant(
                 found = usage.of(send)
         requests = a_second * duration if answered_after else found["requests"]
         row = _row(bench, front, found, usage, requests)
-        schedule = found["schedule"]
-        return {**row, "connections": schedule["connections"], "schedule": schedule}
+        return {**row, "connections": found["schedule"]["connections"]}
 
     return Load(case, answered_after + duration + AROUND, measure)
 
@@ -174,7 +175,8 @@ def _row(bench: Bench, front: Front, found: dict[str, Any], usage: Usage, reques
     """Return a row: CPU for each of so many `requests`, the rest of what was `found`.
 
     `errors` is the sum of `errors_by_kind`; CPU is user and system time; what has no process
-    here counts 0; `cores` tells whether something else disturbed it.
+    here counts 0; `cores` tells whether something else disturbed it. What was `found` beside is in
+    the row as it is.
     """
     rss = {name: server.rss_bytes() for name, server in front.servers.items()}
     with_broker = "broker" in front.servers
@@ -191,4 +193,5 @@ def _row(bench: Bench, front: Front, found: dict[str, Any], usage: Usage, reques
         "rss_mb": {name: round(rss.get(name, 0) / 2**20, 1) for name in PROCESSES},
         "cores": usage.shares,
         "connections_open": bench.connections_open() if with_broker else {"broker": 0, "redis": 0},
+        **{name: value for name, value in found.items() if name not in _FOUND},
     }

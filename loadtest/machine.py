@@ -14,7 +14,6 @@ from time import monotonic
 
 from gateway.stack import ProgramMissing
 from gateway.stack.programs import find
-from loadtest import wrk
 
 ROOT = Path(__file__).parents[1]
 #: The packages on a request's path, and what in them is beside it: the parent process serves none.
@@ -26,28 +25,20 @@ BESIDE = (
     "gateway/stack",
     *(f"gateway/process/{module}.py" for module in PARENT),
 )
+#: What a report calls a package -> its name among distributions.
 PACKAGES = {
-    "celery": "celery",
-    "kombu": "kombu",
-    "pika": "pika",
-    "redis-py": "redis",
-    "hiredis": "hiredis",
-    "tornado": "tornado",
-    "gevent": "gevent",
-    "eventlet": "eventlet",
-    "uvloop": "uvloop",
-    "flower": "flower",
-    "fastapi": "fastapi",
-    "uvicorn": "uvicorn",
-    "pyzmq": "pyzmq",
-    "py-amqp": "amqp",
-    "aiohttp": "aiohttp",
-    "granian": "granian",
-    "taskiq": "taskiq",
-    "taskiq-aio-pika": "taskiq-aio-pika",
-    "taskiq-redis": "taskiq-redis",
+    "celery": "celery", "kombu": "kombu", "pika": "pika", "redis-py": "redis",
+    "hiredis": "hiredis", "tornado": "tornado", "gevent": "gevent", "eventlet": "eventlet",
+    "uvloop": "uvloop", "flower": "flower", "fastapi": "fastapi", "uvicorn": "uvicorn",
+    "pyzmq": "pyzmq", "py-amqp": "amqp", "aiohttp": "aiohttp", "granian": "granian",
+    "taskiq": "taskiq", "taskiq-aio-pika": "taskiq-aio-pika", "taskiq-redis": "taskiq-redis",
     "faststream": "faststream",
-}
+}  # fmt: skip
+
+
+def python_path() -> dict[str, str]:
+    """Return what a process needs in its environment to import this project's packages."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))}
 
 
 def commit() -> str:
@@ -84,26 +75,19 @@ def versions() -> dict[str, str | None]:
         "code": measured_code(),
         "python": platform.python_version(),
         **{name: _version(package) for name, package in PACKAGES.items()},
-        "wrk": _wrk_version(),
-        "nginx": _nginx_version(),
+        # `wrk -v` shows its usage as well, and fails.
+        "wrk": _shown_version("wrk", r"wrk (\S+)"),
+        "nginx": _shown_version("nginx", r"nginx/(\S+)"),
     }
 
 
-def _wrk_version() -> str | None:
+def _shown_version(program: str, pattern: str) -> str | None:
     try:
-        # wrk -v shows its usage as well, and fails.
-        shown = subprocess.run([wrk.program(), "-v"], capture_output=True, text=True).stdout
+        done = subprocess.run([find(program, program), "-v"], capture_output=True, text=True)
     except ProgramMissing:
         return None
-    return shown.split()[1]
-
-
-def _nginx_version() -> str | None:
-    try:
-        shown = subprocess.run([find("nginx", "nginx"), "-v"], capture_output=True, text=True)
-    except ProgramMissing:
-        return None
-    return shown.stderr.rpartition("/")[2].strip()
+    found = re.search(pattern, done.stdout + done.stderr)
+    return found[1] if found else None
 
 
 def _version(package: str) -> str | None:

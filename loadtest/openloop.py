@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from loadtest import wrk
-from loadtest.connection import KINDS
+from loadtest.client import result
 from loadtest.envelope import PLAIN, SECRET, Envelope
 from loadtest.summary import latency
 
@@ -32,8 +32,6 @@ SCRIPT = Path(__file__).with_name("openloop.lua")
 
 Mark = tuple[float, Callable[[], None]]
 
-#: Those that openloop.lua knows by their names.
-ENVELOPES = ("plain", "github")
 OPEN = 32  # connections that are open before the first request, at least
 _LEAD = 0.05  # seconds before the first request is due
 _SLACK = 30.0  # seconds that the client may take beyond its time
@@ -111,13 +109,14 @@ class Client:
         share = sent / self._total
         longer = max(1.0, counted["last_sent"] / self._seconds)
         return {
-            "requests": counted["answered"],
-            "seconds": max(counted["seconds"], self._seconds),
-            "wrong_answers": counted["wrong"],
-            "errors": dict.fromkeys(KINDS, 0)
-            | counted["errors"]
-            | {"missing": self._total - finished},
-            "latency_ms": latency(seconds[:finished]),
+            **result(
+                counted["answered"],
+                max(counted["seconds"], self._seconds),
+                seconds[:finished],
+                counted["wrong"],
+                **counted["errors"],
+                missing=self._total - finished,
+            ),
             "schedule": {
                 "rate": round(self._rate, 1),
                 "sent": round(self._rate * share / longer, 1),

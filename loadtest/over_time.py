@@ -3,23 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from threading import Event
+from concurrent.futures import Future
+from threading import Event, Thread
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from loadtest.beside import beside
-from loadtest.plot import Plot, Point
+from loadtest.plot import Plot, single
 from loadtest.stack import Measurable
 from loadtest.summary import Row, case_of, figure
 
+_T = TypeVar("_T")
 
-class OverTime:
-    """Takes a sample every `every` seconds, in a thread, while this context is entered.
 
-    `connections`, if given, counts those that are open, by the kind of server. It and the
-    `servers` may raise; the end of the context raises that. At its end what was found is in
-    `series`: lists of equal length, of `seconds` since the beginning, of `cpu_percent` (of a core,
-    since the sample before) and of `rss_mb` for each server, and of `connections`.
+def beside(work: Callable[[], _T]) -> Future[_T]:
+    """Run `work` in a thread of its own; the future has what it returns or raises.
+
+    A daemon thread, as Python waits at its end for all others: one of a ThreadPoolExecutor is
+    never told to end if the user interrupts the program just while it is started.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as exc:  # noqa: BLE001  # whoever waits for the result gets it
+            future.set_exception(exc)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+class Sampling:
+    """Has `sample` run in a thread while this context is entered, until `ended` is set.
+
+    What it raises is raised at the end of the context, where nothing else is.
+    """
+
+    def __init__(self) -> None:
+        self.ended = Event()
+
+    def sample(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.sampling = beside(self.sample)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.ended.set()
+        error = self.sampling.exception()
+        if error is not None and exc_info[0] is None:
+            raise error
+
+
+class OverTime(Sampling):
+    """Takes a sample every `every` seconds.
+
+    `connections`, if given, counts those that are open, by the kind of server. At its end what was
+    found is in `series`: lists of equal length, of `seconds` since the beginning, of `cpu_percent`
+    (of a core, since the sample before) and of `rss_mb` for each server, and of `connections`.
     """
 
     def __init__(
@@ -28,29 +70,19 @@ class OverTime:
         every: float,
         connections: Callable[[], Mapping[str, int]] | None = None,
     ):
+        super().__init__()
         self._servers, self._every, self._connections = servers, every, connections
-        self._ended = Event()
         self.series: dict[str, Any] = {
             "seconds": [],
             **{kind: {name: [] for name in servers} for kind in ("cpu_percent", "rss_mb")},
             "connections": {},
         }
 
-    def __enter__(self) -> Self:
-        self._sampling = beside(self._sample)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        error = self._sampling.exception()
-        if error is not None and exc_info[0] is None:
-            raise error
-
-    def _sample(self) -> None:
+    def sample(self) -> None:
         series, began = self.series, monotonic()
         before, since = self._cpu(), began
         # A sample that is due when the load ends would be of servers that are being left.
-        while not self._ended.wait(since + self._every - monotonic()):
+        while not self.ended.wait(since + self._every - monotonic()):
             cpu, now = self._cpu(), monotonic()
             connections = self._connections() if self._connections else {}
             for name, server in self._servers.items():
@@ -91,11 +123,9 @@ def plots(rows: list[Row], case: str) -> list[Plot]:
         for name, title, y, path in WATCHED
         if (
             lines := {
-                who: _points(series, path) for who, series in first.items() if figure(series, path)
+                who: single(series["seconds"], ys)
+                for who, series in first.items()
+                if (ys := figure(series, path))
             }
         )
     ]
-
-
-def _points(series: Row, path: tuple[str, str]) -> list[Point]:
-    return [(x, y, y, y) for x, y in zip(series["seconds"], figure(series, path), strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from textwrap import fill
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from loadtest.costs import costs
 from loadtest.plot import Plot
 from loadtest.summary import Row, Summary, case_of, figure, summarize
 from loadtest.table import Column
-from loadtest.targets import Target
+from loadtest.targets import Bounds, Pair, Target
 
 #: Per cent of all cores that other programs may have, in the median of all measurements.
 MOST_OTHERS = 5.0
@@ -137,6 +137,12 @@ class Report:
             for word in ("reached", "missed")
             if (those := [t for t in self.targets if t.verdict == word])
         )
+
+    def compare(
+        self, name: str, path: Sequence[str], of: Pair, to: Pair, **bounds: Unpack[Bounds]
+    ) -> None:
+        """Judge a figure `of` one strategy and case over that of another, round by round."""
+        self.judge(Target(name, targets.ratios(self.rows, path, of, to), **bounds))
 
     def document(self) -> dict[str, Any]:
         """Return what goes into the JSON file."""

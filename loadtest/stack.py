@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import psutil
 
@@ -26,18 +27,20 @@ _CTL_TIMEOUT = 60  # seconds for one rabbitmqctl
 
 
 def nginx_config(
-    home: Path, port: int, upstream_ports: Sequence[int], directives: Mapping[str, str]
+    home: Path, port: int, upstreams: Sequence[int | str], directives: Mapping[str, str]
 ) -> str:
     """Return deploy/nginx.conf with its ports replaced and all its files below `home`.
 
-    `directives` are new values for directives in that file.
+    `upstreams` are ports, or addresses in nginx's own words; `directives` are new values for
+    directives in that file.
     """
     text = NGINX_CONF.read_text()
     # All upstream servers get the parameters of the first one in the file.
     server = re.compile(r"^ *server 127\.0\.0\.1:\d+([^;]*);\n", re.MULTILINE)
     found = server.search(text)
     parameters = found[1] if found else ""
-    lines = "".join(f"        server 127.0.0.1:{p}{parameters};\n" for p in upstream_ports)
+    addresses = (f"127.0.0.1:{each}" if isinstance(each, int) else each for each in upstreams)
+    lines = "".join(f"        server {address}{parameters};\n" for address in addresses)
     once = iter([lines])
     text = server.sub(lambda _: next(once, ""), text)
     text = re.sub(r"\blisten \d+", f"listen 127.0.0.1:{port}", text)
@@ -79,7 +82,16 @@ class Measurable(Protocol):
 
 
 class Measured(stack.Server):
-    """A server that can be restarted, and tells what it and its descendants have used."""
+    """A server that can be restarted, and tells what it and its descendants have used.
+
+    As a context manager it is stopped at the end.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
 
     def restart(self) -> None:
         """Stop it if it runs, start it again with the same command, and wait until it is ready.
@@ -117,6 +129,13 @@ class Measured(stack.Server):
     def descriptors(self) -> int:
         """Count the open file descriptors."""
         return sum(map(descriptors, self.pids()))
+
+    def metric(self, name: str) -> float:
+        """Return a gateway's metric by its admin port, added up over all labels."""
+        with urlopen(f"{self.admin_url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        found = [line for line in lines if re.match(rf"{name}[ {{]", line)]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
 
     def connections(self) -> int:
         """Count the TCP connections that others have opened to the port of its URL."""
@@ -189,15 +208,12 @@ class Stack(stack.Stack):
         env = {**urls, **(env or {})}
         return self.spawn("worker", argv, env=env, cwd=cwd, ready=f"{node} ready.")
 
-    def nginx(self, ports: Sequence[int], **directives: str) -> stack.Server:
-        """Start nginx with deploy/nginx.conf in front of the gateways on these ports.
-
-        `directives` are new values for directives in that file.
-        """
+    def nginx(self, upstreams: Sequence[int | str], **directives: str) -> stack.Server:
+        """Start nginx with deploy/nginx.conf in front of these gateways; see `nginx_config`."""
         command, port = find("nginx", "nginx"), free_port()
         home = self._home("nginx", port)
         config = home / "nginx.conf"
-        config.write_text(nginx_config(home, port, ports, directives))
+        config.write_text(nginx_config(home, port, upstreams, directives))
         argv = [command, "-p", str(home), "-e", "stderr", "-c", str(config), "-g", "daemon off;"]
         server = self.spawn("nginx", argv, ready=lambda: accepts(port))
         server.url = f"http://127.0.0.1:{port}"

@@ -9,13 +9,16 @@ from typing import Any, Self, TypedDict
 
 from loadtest.summary import Row, case_of, figure
 
+#: Strategy and case.
+Pair = tuple[str, str]
+
 
 class Bounds(TypedDict, total=False):
     """What a `Target` is given of its bound."""
 
-    at_most: float
-    at_least: float
-    aim: float
+    at_most: float | None
+    at_least: float | None
+    aim: float | None
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,16 @@ def figures(rows: Sequence[Row], strategy: str, path: Sequence[str], case: str =
     return list(_by_repeat(rows, strategy, path, case).values())
 
 
-def ratios(
-    rows: Sequence[Row], path: Sequence[str], of: tuple[str, str], to: tuple[str, str]
-) -> list[float]:
+def ratios(rows: Sequence[Row], path: Sequence[str], of: Pair, to: Pair) -> list[float]:
     """Divide the figure `of` one strategy and case by that of another, repeat by repeat."""
     above, below = (_by_repeat(rows, strategy, path, case) for strategy, case in (of, to))
     return [value / below[repeat] for repeat, value in above.items() if below.get(repeat)]
+
+
+def differences(rows: Sequence[Row], path: Sequence[str], of: Pair, to: Pair) -> list[float]:
+    """Subtract from the figure `of` one strategy and case that of another, repeat by repeat."""
+    above, below = (_by_repeat(rows, strategy, path, case) for strategy, case in (of, to))
+    return [value - below[repeat] for repeat, value in above.items() if repeat in below]
 
 
 def _by_repeat(

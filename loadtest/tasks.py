@@ -30,11 +30,6 @@ class Task:
         return f"{self.seconds * 1e3:g} ms" if self.seconds else "echo"
 
     @property
-    def slug(self) -> str:
-        """Return the title as it can stand in a file's name."""
-        return self.title.replace(" ", "-")
-
-    @property
     def path(self) -> str:
         return f"/sleep?seconds={self.seconds:g}" if self.seconds else "/echo"
 

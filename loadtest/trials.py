@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.error import URLError
 
 from amqp.exceptions import AMQPError
@@ -29,6 +30,7 @@ FAILURES = (
     RedisError,
 )  # fmt: skip
 
+_T = TypeVar("_T")
 _START = 8  # seconds to start a server and to check it, for the estimate only
 
 
@@ -47,6 +49,11 @@ class Trial:
     checked: bool = True
     seconds_each: float = 0.0
     starts: float = _START
+
+
+def running(strategy: str, front: Front, loads: Sequence[Load]) -> Trial:
+    """Return the trial of what runs already: it is neither started nor checked."""
+    return Trial(strategy, lambda: nullcontext(front), loads, checked=False, starts=0)
 
 
 def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Report) -> set[str]:
@@ -72,6 +79,21 @@ def alternate(trials: Sequence[Trial], options: argparse.Namespace, report: Repo
                     report.failures.append(f"{trial.strategy}, repeat {repeat}: {why}")
                     progress.note(f"FAILED: {why}")
     return faulty
+
+
+def aside(report: Report, what: str, seconds: float, measure: Callable[[], _T]) -> _T | None:
+    """Return what `measure` returns, which takes about so many seconds.
+
+    None, and a failure in the report, where it fails: what else was measured is worth having.
+    """
+    with Progress(seconds) as progress:
+        progress.step(what, seconds)
+        try:
+            return measure()
+        except FAILURES as exc:
+            report.failures.append(f"{what}: {exc}")
+            progress.note(f"FAILED: {exc}")
+            return None
 
 
 def _run(

@@ -10,13 +10,10 @@ import argparse
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
 
-import pika
 from kombu.utils.url import parse_url
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
@@ -24,13 +21,15 @@ from pika.channel import Channel
 from loadtest import client
 from loadtest.amqp import SIZE, Requester, call, task_properties
 from loadtest.bench import Bench, Front
-from loadtest.connection import KINDS
+from loadtest.client import result
+from loadtest.lab.consumers.drivers.event_loop import called, connect
 from loadtest.load import Load, take
 from loadtest.report import Report
+from loadtest.servers.alone import new_event_loop
 from loadtest.stack import Stack
-from loadtest.summary import Row, latency
-from loadtest.targets import Bounds, Target, ratios
-from loadtest.trials import Trial, alternate
+from loadtest.summary import Row
+from loadtest.targets import Bounds
+from loadtest.trials import Trial, alternate, running
 
 DEFAULTS = {"strategies": ["pika", "redis"], "requests": 3_000}
 
@@ -63,24 +62,23 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         return take(bench, front, 1, ask)
 
     seconds = options.requests / 500
-    with bench.worker():
-        worker = Front("", dict(bench.servers))
+    with bench.worker() as worker:
         trials = [
             *(
                 Trial(name, partial(bench.gateway, name), [Load(CASE, seconds, over_http)])
                 for name in options.strategies
             ),
             *(
-                Trial(name, lambda: nullcontext(worker), [Load(CASE, seconds, over)], checked=False)
+                running(name, worker, [Load(CASE, seconds, over)])
                 for name, over in ((LIBRARY, over_pika), (FRAMES, over_amqp))
             ),
         ]
         alternate(trials, options, report)
     for bare in (LIBRARY, FRAMES):
         for name in options.strategies:
-            values = ratios(report.rows, ("latency_ms", "p50"), (name, CASE), (bare, CASE))
             bounds: Bounds = BOUNDS.get(name, {}) if bare == LIBRARY else {}
-            report.judge(Target(f"p50, {name} / {bare}", values, **bounds))
+            pair = (name, CASE), (bare, CASE)
+            report.compare(f"p50, {name} / {bare}", ("latency_ms", "p50"), *pair, **bounds)
     report.remarks = [
         f"{options.requests:,} requests a measurement, each sent when the one before it is "
         f"answered. {LIBRARY}: a bare AMQP round trip with pika on the gateway's event loop, as "
@@ -91,40 +89,22 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     return report
 
 
-new_event_loop: Callable[[], asyncio.AbstractEventLoop] | None
-try:  # the gateway's own choice
-    from uvloop import new_event_loop
-except ImportError:
-    new_event_loop = None
-
-
 def one_by_one(url: str, requests: int, timeout: float) -> dict[str, Any]:
     """Publish `requests` echo tasks, each after the reply to the one before it.
 
     Returns what `wrk.run` does. What has no reply `timeout` seconds after the start, and so many
     more as a slow round trip takes, is missing.
     """
-    trips = _RoundTrips(url, requests)
+    trips = _RoundTrips(requests)
+    begin = monotonic()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(trips.run(timeout + requests * 0.1))
-    return {
-        "requests": len(trips.seconds),
-        "seconds": trips.took,
-        "wrong_answers": trips.wrong,
-        "errors": {**dict.fromkeys(KINDS, 0), "missing": int(len(trips.seconds) < requests)},
-        "latency_ms": latency(trips.seconds),
-    }
+        took = runner.run(trips.run(url, timeout + requests * 0.1)) - begin
+    done = len(trips.seconds)
+    return result(done, took, trips.seconds, trips.wrong, missing=int(done < requests))
 
 
 class _RoundTrips:
-    def __init__(self, url: str, requests: int):
-        parts = parse_url(url)
-        self._parameters = pika.ConnectionParameters(
-            host=parts["hostname"],
-            port=parts["port"],
-            virtual_host=parts["virtual_host"],
-            credentials=pika.PlainCredentials(parts["userid"], parts["password"]),
-        )
+    def __init__(self, requests: int):
         self._requests = requests
         self._reply_to = f"gateway.reply.{secrets.token_hex(8)}"
         self._channel: Channel  # once it is open
@@ -133,39 +113,37 @@ class _RoundTrips:
         self._body = ""
         self.seconds: list[float] = []
         self.wrong = 0
-        self.took = 0.0
 
-    async def run(self, timeout: float) -> None:
-        begin = monotonic()
+    async def run(self, url: str, timeout: float) -> float:
+        """Return when the last reply came, or when none came any more."""
         closed = asyncio.Event()
-        connection = AsyncioConnection(
-            self._parameters,
-            on_open_callback=self._connected,
-            on_close_callback=lambda _connection, _exc: closed.set(),
-        )
+        connection = None
         try:
             async with asyncio.timeout(timeout):
+                connection = await connect(parse_url(url), lambda *_: closed.set())
+                await self._begin(connection)
                 await self._done.wait()
         except TimeoutError:
             pass  # the one that is under way is missing
-        self.took = monotonic() - begin
-        connection.close()
-        async with asyncio.timeout(timeout):
-            await closed.wait()
-            await asyncio.sleep(0)  # pika's transport closes its socket in the next turn
+        end = monotonic()
+        if connection is not None:
+            connection.close()
+            async with asyncio.timeout(timeout):
+                await closed.wait()
+                await asyncio.sleep(0)  # pika's transport closes its socket in the next turn
+        return end
 
-    def _connected(self, connection: AsyncioConnection) -> None:
-        connection.channel(on_open_callback=self._opened)
-
-    def _opened(self, channel: Channel) -> None:
+    async def _begin(self, connection: AsyncioConnection) -> None:
+        channel = await called(lambda done: connection.channel(on_open_callback=done))
         self._channel = channel
         channel.confirm_delivery(lambda _frame: None)
-        channel.queue_declare(self._reply_to, exclusive=True, callback=self._declared)
-
-    def _declared(self, _frame: object) -> None:
-        self._channel.basic_consume(
-            self._reply_to, self._replied, auto_ack=True, callback=lambda _frame: self._publish()
+        name = self._reply_to
+        await called(lambda done: channel.queue_declare(name, exclusive=True, callback=done))
+        replied = self._replied
+        await called(
+            lambda done: channel.basic_consume(name, replied, auto_ack=True, callback=done)
         )
+        self._publish()
 
     def _publish(self) -> None:
         task_id = f"{self._reply_to}-{len(self.seconds)}"

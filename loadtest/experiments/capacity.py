@@ -18,15 +18,13 @@ from pathlib import Path
 from statistics import mean
 from threading import Event
 from typing import Any, cast
-from urllib.request import urlopen
 
 from gateway.stack import StackError
 from loadtest import openloop, table
-from loadtest.bench import Bench, Front
+from loadtest.bench import SIGNED, Bench, Front
 from loadtest.experiments import WrongOption
 from loadtest.load import Load, constant, see_that_schedules_were_kept, watched
 from loadtest.report import Report, dump
-from loadtest.signed import ROUTE, signed
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row, figure
 from loadtest.table import Column
@@ -44,7 +42,7 @@ LEAST = 20
 _SAMPLES = 4  # of what is in flight, in a measurement
 _SIGNED = f"""\
 idempotency_window = 300
-{ROUTE}
+{SIGNED}
 [[routes]]
 path = "/echo"
 task = "appserver.tasks.echo"
@@ -265,7 +263,7 @@ def _load(bench: Bench, shape: Shape, rate: int, options: argparse.Namespace, wh
                 found["messages"] = sum(map(int, listed))
             return found
 
-        row, there = watched(load, signed(front) if shape.signed else front, watch)
+        row, there = watched(load, front.signed() if shape.signed else front, watch)
         return {
             **row,
             "processes": shape.processes,
@@ -284,8 +282,5 @@ def _in_flight(gateway: Measured, after: float, every: float, ended: Event) -> f
     for _ in range(_SAMPLES):
         if ended.wait(every):
             break
-        with urlopen(f"{gateway.admin_url}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        (line,) = (line for line in text.splitlines() if line.startswith("gateway_in_flight "))
-        found.append(float(line.split()[1]))
+        found.append(gateway.metric("gateway_in_flight"))
     return mean(found) if found else 0.0

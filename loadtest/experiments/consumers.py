@@ -6,36 +6,27 @@ Beside them: what bindings cost, and what the broker's objects hold in memory.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from statistics import median
-from typing import TypeVar
 
-from amqp.exceptions import AMQPError
-
-from gateway.errors import GatewayError
 from loadtest import claims, table
 from loadtest.bench import Bench, Front
 from loadtest.experiments import WrongOption
 from loadtest.lab import advice
-from loadtest.lab.consumers import bindings, broker_memory, drivers
-from loadtest.lab.consumers.bindings import Times
-from loadtest.lab.consumers.broker_memory import Cost
+from loadtest.lab.consumers import broker, drivers
+from loadtest.lab.consumers.broker import Cost, Times
 from loadtest.lab.consumers.consumer import LIMIT, Consumer, Messages
 from loadtest.lab.consumers.part import QUEUES
 from loadtest.load import Load, take
-from loadtest.plot import Plot, Point
-from loadtest.progress import Progress
+from loadtest.plot import Plot, medians
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
 from loadtest.targets import number
-from loadtest.trials import Trial, alternate
-
-_T = TypeVar("_T")
+from loadtest.trials import alternate, aside, running
 
 #: Where a row has its messages/s, its consumer's CPU time for a message, and the time in basic_ack.
 RATE, CPU, ACKS = ("rps",), ("cpu_us_per_request", "worker"), ("ack_ms",)
@@ -74,28 +65,22 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("consumers", versions={**bench.versions(), **packages})
     report.heads = ("driver", "setting")
     report.options = {"drivers": drivers.installed(), "queues": len(QUEUES), "duration": None}
-    costs = _beside(
+    costs = aside(
         report, "memory of queues, exchanges, connections, channels", options.requests / 500,
-        lambda: broker_memory.measure(bench.broker, options.requests // 20),
+        lambda: broker.weigh_objects(bench.broker, options.requests // 20),
     )  # fmt: skip
     front = Front("", {"broker": bench.servers["broker"]})
     with Messages(bench.broker.url, options.requests) as messages:
         trials = [
-            Trial(
-                name,
-                lambda: nullcontext(front),
-                [_load(bench, messages, name, *setting)],
-                checked=False,
-                starts=0,
-            )
+            running(name, front, [_load(bench, messages, name, *setting)])
             for setting in settings(options.connections, options.prefetch)
             for name in drivers.installed()
         ]
         alternate(trials, options, report)
     sizes = sorted({1, options.requests // 10, options.requests})
-    times = _beside(
+    times = aside(
         report, "binding queues and exchanges", options.requests / 500,
-        lambda: bindings.measure(bench.broker.url, sizes, options.repeats),
+        lambda: broker.time_binds(bench.broker.url, sizes, options.repeats),
     )  # fmt: skip
     _explain(report, options.requests)
     _judge(report, times or {}, costs or {})
@@ -149,18 +134,6 @@ def _with(figures: dict[str, float], row: Row, left: int) -> Row:
         "acks": figures["acks"],
         "ack_ms": round(figures["ack_seconds"] * 1e3, 2),
     }
-
-
-def _beside(report: Report, what: str, seconds: float, measure: Callable[[], _T]) -> _T | None:
-    """Return what `measure` returns; None, and a failure in the report, where it fails."""
-    with Progress(seconds) as progress:
-        progress.step(what, seconds)
-        try:
-            return measure()
-        except (AMQPError, OSError, GatewayError) as exc:
-            report.failures.append(f"{what}: {exc}")
-            progress.note(f"FAILED: {exc}")
-            return None
 
 
 def _explain(report: Report, requests: int) -> None:
@@ -246,21 +219,14 @@ def _binding(name: str, seconds: Sequence[float]) -> list[str]:
 
 def _plots(report: Report) -> list[Plot]:
     rate = "messages per second"
+    plots = [_plot(report, "connections", "Prefetch 1", rate, RATE, {"prefetch": 1})]
     prefetched = sorted({row["connections"] for row in report.rows if row["prefetch"] > 1})
-    plots = [
-        _plot(report, "connections", "Prefetch 1", rate, RATE, {"prefetch": 1}),
-        *(
-            _plot(report, f"prefetch-{n}", f"{n} connections", rate, RATE, {"connections": n})
-            for n in prefetched
-        ),
-        *(
-            _plot(
-                report, f"cpu-{n}", f"CPU, {n} connections", "consumer, µs per message", CPU,
-                {"connections": n},
-            )
-            for n in prefetched
-        ),
-    ]  # fmt: skip
+    for n in prefetched:
+        title, only = f"{n} connections", {"connections": n}
+        plots.append(_plot(report, f"prefetch-{n}", title, rate, RATE, only))
+    for n in prefetched:
+        title, only = f"CPU, {n} connections", {"connections": n}
+        plots.append(_plot(report, f"cpu-{n}", title, "consumer, µs per message", CPU, only))
     return [plot for plot in plots if plot.lines]
 
 
@@ -269,11 +235,5 @@ def _plot(
 ) -> Plot:
     """Draw a figure of the rows in which `only` holds, over the other part of the setting."""
     over = "prefetch" if "connections" in only else "connections"
-    lines: dict[str, list[Point]] = {}
-    for summary in report.summaries():
-        row = summary.rows[0]
-        if only.items() <= row.items():
-            point = (row[over], summary.median(*path), *summary.range(*path))
-            lines.setdefault(summary.strategy, []).append(point)
-    drawn: dict[str, Sequence[Point]] = {name: sorted(points) for name, points in lines.items()}
-    return Plot(name, title, over, y, drawn)
+    those = [s for s in report.summaries() if only.items() <= s.rows[0].items()]
+    return Plot(name, title, over, y, medians(those, path, lambda s: int(s.rows[0][over])))

@@ -9,12 +9,12 @@ from functools import partial
 from statistics import median
 
 from gateway.config.strategies import properties
-from loadtest import driver
+from loadtest import amqp
 from loadtest.bench import Bench, Front
 from loadtest.load import closed, constant, see_that_schedules_were_kept
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.targets import Bounds, Target, figures, ratios
+from loadtest.targets import Bounds, figures
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 10}
@@ -69,10 +69,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     for name in [*strategies, *map(_stock, strategies)]:
         judge_at_rates(report, name)
     for pool in POOLS:
-        case = driver.case(options.requests, pool)
+        case = amqp.tasks_case(options.requests, pool)
         for way, asked in BOUNDS.items():
-            values = ratios(report.rows, _WORKER, (way, case), (_STOCK, case))
-            report.judge(Target(f"worker CPU, {way} / {_STOCK}, {pool}", values, **asked))
+            name = f"worker CPU, {way} / {_STOCK}, {pool}"
+            report.compare(name, _WORKER, (way, case), (_STOCK, case), **asked)
     fewest = min((row["requests"] for row in report.rows if "schedule" not in row), default=0)
     report.remarks = [
         f"tornado: a RequestHandler that answers {ALONE * 1e3:g} ms later with the body, without "
@@ -108,21 +108,21 @@ def _stock(strategy: str) -> str:
 
 
 def _judge_gateway(report: Report, name: str, case: str, at_most: float | None) -> None:
-    values = ratios(report.rows, _GATEWAY, (name, case), ("tornado", case))
     text = f"gateway CPU, {name} / Tornado, {case}"
     if at_most is None:
         answered = median(figures(report.rows, name, ("rps",), case))
         text += f" sent and {answered:,.0f}/s answered"
-    report.judge(Target(text, values, at_most=at_most))
+    report.compare(text, _GATEWAY, (name, case), ("tornado", case), at_most=at_most)
 
 
 def _workers(bench: Bench, pool: str, requests: int) -> Iterator[Trial]:
     """The worker's trials with a `pool`: each way, and Celery's own worker."""
-    for way in driver.WAYS:
-        load = driver.tasks(bench, way, requests, pool)
-        yield Trial(way, partial(_worker, bench, pool), [load], checked=False)
-    load = driver.tasks(bench, "ignore_result", requests, pool)
-    yield Trial(_STOCK, partial(_stock_worker, bench, pool), [load], checked=False)
+    for way in amqp.WAYS:
+        load = amqp.tasks(bench, way, requests, pool)
+        yield Trial(way, partial(bench.worker, pool, POOLS[pool]), [load], checked=False)
+    load = amqp.tasks(bench, "ignore_result", requests, pool)
+    stock = partial(bench.stock_worker, True, pool, POOLS[pool])
+    yield Trial(_STOCK, stock, [load], checked=False)
 
 
 @contextmanager
@@ -135,15 +135,3 @@ def _gateway(bench: Bench, strategy: str) -> Iterator[Front]:
 def _stock_gateway(bench: Bench, strategy: str) -> Iterator[Front]:
     with bench.stock_worker(properties(strategy).replies), bench.gateway(strategy) as front:
         yield front
-
-
-@contextmanager
-def _worker(bench: Bench, pool: str) -> Iterator[Front]:
-    with bench.worker(pool, POOLS[pool]):
-        yield Front("", dict(bench.servers))
-
-
-@contextmanager
-def _stock_worker(bench: Bench, pool: str) -> Iterator[Front]:
-    with bench.stock_worker(True, pool, POOLS[pool]):
-        yield Front("", dict(bench.servers))

@@ -11,7 +11,6 @@ from loadtest.bench import Bench, Front
 from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika"], "connections": [64]}
@@ -50,8 +49,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         alternate(trials, options, report)
     for name in options.strategies:
         for way in WAYS[1:]:
-            values = ratios(report.rows, ("rps",), (name, way), (name, WAYS[0]))
-            report.judge(Target(f"req/s, {name}, {way} / TCP", values))
+            what = f"req/s, {name}, {way} / TCP"
+            report.compare(what, ("rps",), (name, way), (name, WAYS[0]))
     report.remarks = [
         f"{connections} connections; nginx with deploy/nginx.conf, beside the gateway.",
     ]

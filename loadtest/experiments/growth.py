@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 from gateway.config.strategies import STRATEGIES, properties
@@ -12,12 +11,10 @@ from loadtest import table
 from loadtest.bench import Bench
 from loadtest.load import Load, constant, see_that_schedules_were_kept
 from loadtest.openloop import OPEN
-from loadtest.plot import Plot, Point
+from loadtest.plot import Plot, medians
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.summary import summarize
 from loadtest.table import Column
-from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {
@@ -56,9 +53,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             ("rate", [_rate_case(rate) for rate in RATES]),
             ("task time", [_time_case(seconds) for seconds in TIMES]),
         ):
-            values = ratios(report.rows, _CPU, (name, cases[-1]), (name, cases[0]))
             text = f"gateway CPU, {name}, greatest / least {what}"
-            report.judge(Target(text, values, at_most=SAME))
+            report.compare(text, _CPU, (name, cases[-1]), (name, cases[0]), at_most=SAME)
     report.plots = _plots(report)
     report.charts = []
     report.columns = [
@@ -107,19 +103,12 @@ def _loads(bench: Bench, name: str, duration: float) -> list[Load]:
 
 def _plots(report: Report) -> list[Plot]:
     y = "gateway CPU per request, µs"
-    over_rate = _lines(report, {_rate_case(rate): rate for rate in RATES})
-    over_time = _lines(report, {_time_case(seconds): seconds for seconds in TIMES})
+    rates = {_rate_case(rate): rate for rate in RATES}
+    times = {_time_case(seconds): seconds for seconds in TIMES}
+    over_rate = medians(report.summaries(), _CPU, lambda s: rates.get(s.case))
+    over_time = medians(report.summaries(), _CPU, lambda s: times.get(s.case))
     return [
         # threadpool and blocking cost many times what the others do.
         Plot("rate", "CPU over the rate", "requests per second", y, over_rate, log=True),
         Plot("time", "CPU over the tasks' time", "seconds a task takes", y, over_time),
     ]
-
-
-def _lines(report: Report, cases: Mapping[str, float]) -> dict[str, Sequence[Point]]:
-    lines: dict[str, list[Point]] = {}
-    for summary in summarize(report.rows):
-        if summary.case in cases:
-            point = (cases[summary.case], summary.median(*_CPU), *summary.range(*_CPU))
-            lines.setdefault(summary.strategy, []).append(point)
-    return dict(lines)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,14 +12,14 @@ from loadtest.bench import Bench, Front
 from loadtest.lab import advice, program
 from loadtest.lab.checker import AT_ONCE, PROCESSES
 from loadtest.lab.echo_client import SIZE
+from loadtest.lab.program import serving
 from loadtest.lab.sites import LEAST, MOST, statuses
 from loadtest.load import Load, closed, take
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Target, ratios
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, running
 
 ASYNCIO, UVLOOP = LOOPS = ("asyncio", "uvloop")
 NO_LOOP = "no loop"
@@ -74,22 +72,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report = Report("loops", versions=bench.versions(), heads=("way", "loop"))
     (connections,) = options.connections[:1]
     number: int = options.requests
-    with bench.worker(), _serving(stack, "sites", f"--number={number}") as sites:
+    relay = partial(closed, bench, connections, options.duration, options.threads)
+    with bench.worker(), serving(stack, "sites", f"--number={number}") as sites:
         trials = [
-            *(
-                Trial(
-                    way,
-                    lambda: nullcontext(sites),
-                    [_check(bench, way, loop, number)],
-                    checked=False,
-                    starts=0,
-                )
-                for way, loop in WAYS
-            ),
+            *(running(way, sites, [_check(bench, way, loop, number)]) for way, loop in WAYS),
             *(
                 Trial(
                     echo(name),
-                    partial(_serving, stack, "echo", f"--interface={name}", f"--loop={loop}"),
+                    partial(serving, stack, "echo", f"--interface={name}", f"--loop={loop}"),
                     [_exchange(bench, loop, MESSAGES * number)],
                     checked=False,
                     starts=_START,
@@ -101,7 +91,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 Trial(
                     gateway(name),
                     partial(bench.gateway, name, "--loop", loop),
-                    [_relay(bench, loop, connections, options)],
+                    [_served(relay(case=loop), "gateway")],
                 )
                 for name in options.strategies
                 for loop in LOOPS
@@ -111,8 +101,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     servers = [*map(echo, INTERFACES), *map(gateway, options.strategies)]
     for path, what, names in ((MS, "time", [AIOHTTP]), (SERVER, "server CPU", servers)):
         for name in names:
-            values = ratios(report.rows, path, (name, UVLOOP), (name, ASYNCIO))
-            report.judge(Target(f"{what}, {name}, uvloop / asyncio", values))
+            title = f"{what}, {name}, uvloop / asyncio"
+            report.compare(title, path, (name, UVLOOP), (name, ASYNCIO))
     report.conclusion = ""  # no figure has a bound
     report.advice = advice.loop(report.rows)
     report.tables = claims.tables("loops", report.rows)
@@ -146,27 +136,21 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     return report
 
 
-@contextmanager
-def _serving(stack: Stack, module: str, *options: str) -> Iterator[Front]:
-    with program.serving(stack, module, *options) as (server, port):
-        yield Front(f"http://127.0.0.1:{port}", {"gateway": server})
-
-
 def _check(bench: Bench, way: str, loop: str, number: int) -> Load:
     at_once = {ONE: 1, MANY: PROCESSES}.get(way, AT_ONCE)
     seconds = _START + number * (LEAST + MOST) / 2 / at_once + number / 1_000
 
     def measure(front: Front) -> Row:
-        found: dict[str, Any] = {}
-
         def check() -> dict[str, Any]:
             options = (WAYS[way, loop], f"--url={front.address}", f"--number={number}")
-            found.update(program.run("checker", *options, timeout=_TIMEOUT + 5 * seconds))
+            found = program.run("checker", *options, timeout=_TIMEOUT + 5 * seconds)
+            counts = found.pop("statuses")
             return {
-                "requests": sum(found["statuses"].values()),
-                "seconds": found["seconds"],
-                **compared(found["statuses"], statuses(number)),
+                **found,
+                "requests": sum(counts.values()),
+                **compared(counts, statuses(number)),
                 "latency_ms": {},
+                "checker": {"ms": round(found["seconds"] * 1e3, 1)},
             }
 
         row = take(bench, front, at_once, check)
@@ -174,9 +158,9 @@ def _check(bench: Bench, way: str, loop: str, number: int) -> Load:
         # It is no gateway, and not what is measured.
         for figures in (cpu, memory):
             figures["sites"], figures["gateway"] = figures["gateway"], 0.0
-        cpu["checker"] = round(found["cpu"] * 1e6 / number, 1)
-        memory["checker"] = round(found["memory"], 1)
-        return {**row, "checker": {"ms": round(found["seconds"] * 1e3, 1)}}
+        cpu["checker"] = round(row.pop("cpu") * 1e6 / number, 1)
+        memory["checker"] = round(row.pop("memory"), 1)
+        return row
 
     return Load(loop, seconds, measure)
 
@@ -204,11 +188,6 @@ def _exchange(bench: Bench, loop: str, number: int) -> Load:
         return take(bench, front, CONNECTIONS, lambda: exchange(front))
 
     return _served(Load(loop, seconds, measure), "echo")
-
-
-def _relay(bench: Bench, loop: str, connections: int, options: argparse.Namespace) -> Load:
-    load = closed(bench, connections, options.duration, options.threads, case=loop)
-    return _served(load, "gateway")
 
 
 def _served(load: Load, kind: str) -> Load:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from statistics import median
-from typing import Any
 
 from gateway.stack import StackError
 from loadtest import table
@@ -24,8 +23,8 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Bounds, Target, figures, ratios
-from loadtest.trials import Trial, alternate
+from loadtest.targets import Bounds, Target, figures
+from loadtest.trials import Trial, alternate, running
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64], "duration": 6}
 
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         return of_ceiling
 
     (connections,) = options.connections[:1]
-    with bench.worker():
+    with bench.worker() as worker:
         trials = [
             Trial(
                 name,
@@ -85,9 +84,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         ]
         alone = [constant(bench, rate, options.duration, case) for case, rate in shares]
         trials.append(Trial("tornado", partial(bench.alone, ALONE), alone))
-        worker = Front("", dict(bench.servers))
         bare = [_bare(bench, rate, options.duration, case) for case, rate in shares]
-        trials.append(Trial(BARE, lambda: nullcontext(worker), bare, checked=False))
+        trials.append(running(BARE, worker, bare))
 
         def used(name: str, case: str) -> Callable[[], float]:
             return lambda: median(figures(report.rows, name, _CPU, case))
@@ -99,23 +97,23 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
             for name in options.strategies
             for case in (LOW, HIGH)
         ]
-        trials.append(Trial(BESIDE, lambda: nullcontext(worker), busy, checked=False))
+        trials.append(running(BESIDE, worker, busy))
         alternate(trials, options, report)
     see_that_schedules_were_kept(report)
     for name in options.strategies:
         for case in SHARES:
             values = figures(report.rows, name, _P99, case)
             report.judge(Target(f"p99 at {case}, {name}", values, " ms"))
-        values = ratios(report.rows, _P99, (name, HIGH), (name, LOW))
-        report.judge(Target(f"p99 at {HIGH} / at {LOW}, {name}", values, at_most=5, aim=2))
+        title = f"p99 at {HIGH} / at {LOW}, {name}"
+        report.compare(title, _P99, (name, HIGH), (name, LOW), at_most=5, aim=2)
         for (percentile, case), bounds in BOUNDS.items():
             path = "latency_ms", percentile
             for client in (BARE, BESIDE):
-                values = ratios(report.rows, path, (name, case), (client, _of(case, name)))
-                report.judge(Target(f"{percentile} at {case}, {name} / {client}", values, **bounds))
+                title = f"{percentile} at {case}, {name} / {client}"
+                report.compare(title, path, (name, case), (client, _of(case, name)), **bounds)
         for case in SHARES:
-            values = ratios(report.rows, _CPU, (name, case), ("tornado", _of(case, name)))
-            report.judge(Target(f"gateway CPU at {case}, {name} / Tornado", values))
+            title = f"gateway CPU at {case}, {name} / Tornado"
+            report.compare(title, _CPU, (name, case), ("tornado", _of(case, name)))
     report.columns = [
         Column("rate", ("schedule", "rate")),
         Column("sent/s", ("schedule", "sent")),
@@ -158,14 +156,7 @@ def _bare(
             Requester(bench.broker.url) as requester,
         ):
             requester.warm_up(64)
-            found = dict[str, Any]()
-
-            def send() -> dict[str, Any]:
-                found.update(requester.at_rate(a_second, seconds))
-                return found
-
-            row = take(bench, front, 1, send)
-        return {**row, "schedule": found["schedule"]}
+            return take(bench, front, 1, partial(requester.at_rate, a_second, seconds))
 
     return Load(case, seconds + AROUND, measure)
 

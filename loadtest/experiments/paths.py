@@ -21,7 +21,7 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Target, figures, ratios
+from loadtest.targets import Target, differences, figures
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["redis"], "connections": [64], "duration": 8}
@@ -106,10 +106,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     for name in options.strategies:
         for case in others:
             pair = (name, case), (name, PLAIN_ROUTE)
-            report.judge(
-                Target(f"req/s, {case} / plain, {name}", ratios(report.rows, ("rps",), *pair)),
-                Target(f"CPU, {case} / plain, {name}", ratios(report.rows, _CPU, *pair)),
-            )
+            report.compare(f"req/s, {case} / plain, {name}", ("rps",), *pair)
+            report.compare(f"CPU, {case} / plain, {name}", _CPU, *pair)
         for case, most in MORE.items():
             values = _more(report.rows, name, case, _GATEWAY)
             report.judge(
@@ -177,16 +175,7 @@ def conclude(report: Report, strategies: Sequence[str]) -> str:
 
 def _more(rows: Sequence[Row], name: str, case: str, path: tuple[str, str]) -> list[float]:
     """Return what a request of `case` costs more than one of the plain route, by round."""
-
-    def by_round(case: str) -> dict[int, float]:
-        return {
-            row["repeat"]: row[path[0]][path[1]]
-            for row in rows
-            if (row["strategy"], row["case"]) == (name, case)
-        }
-
-    plain = by_round(PLAIN_ROUTE)
-    return [us - plain[each] for each, us in by_round(case).items() if each in plain]
+    return differences(rows, path, (name, case), (name, PLAIN_ROUTE))
 
 
 @contextmanager

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from functools import partial
 
-from loadtest.amqp import Requester
-from loadtest.bench import Bench, Front, Peer
+from loadtest.amqp import in_flight
+from loadtest.bench import Bench, Peer
 from loadtest.envelope import FLOWER
-from loadtest.load import AROUND, Load, closed, take
+from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.summary import Row
-from loadtest.targets import Bounds, Target, ratios
-from loadtest.trials import Trial, alternate
+from loadtest.targets import Bounds
+from loadtest.trials import Trial, alternate, running
 
 DEFAULTS = {"strategies": ["pika", "redis"], "duration": 8}
 
@@ -58,20 +56,21 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("peers", versions=bench.versions())
     loads = [closed(bench, n, options.duration, options.threads) for n in options.connections]
-    with bench.worker():
-        worker = Front("", dict(bench.servers))
-        floor = [_bare(bench, n, options.duration) for n in options.connections]
+    with bench.worker() as worker:
+        floor = [
+            in_flight(bench, n, options.duration, f"{n:,} connections") for n in options.connections
+        ]
         trials = [
             *(Trial(name, partial(bench.gateway, name), loads) for name in options.strategies),
             *(Trial(peer.name, partial(bench.other, peer), loads) for peer in PEERS),
-            Trial("amqp", lambda: nullcontext(worker), floor, checked=False),
+            running("amqp", worker, floor),
         ]
         alternate(trials, options, report)
     for case in (load.case for load in loads):
         best = _best(report, options.strategies, case)
         for peer, bounds in BOUNDS.items():
-            values = ratios(report.rows, ("rps",), (best, case), (peer, case))
-            report.judge(Target(f"req/s, {best} / {peer}, {case}", values, **bounds))
+            title = f"req/s, {best} / {peer}, {case}"
+            report.compare(title, ("rps",), (best, case), (peer, case), **bounds)
     report.remarks = [
         "flower: /api/task/apply with its events off, publishes persistent and unconfirmed. "
         "fastapi: apply_async and get() in the thread pool, uvicorn on uvloop, persistent and "
@@ -81,19 +80,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "queue: the floor. Its messages and the gateway's are mandatory and confirmed, transient.",
     ]
     return report
-
-
-def _bare(bench: Bench, window: int, duration: int) -> Load:
-    """Keep `window` tasks in flight over one AMQP connection."""
-
-    def measure(front: Front) -> Row:
-        with Requester(bench.broker.url) as requester:
-            requester.warm_up(window)
-            return take(
-                bench, front, window, lambda: requester.round_trips(window, seconds=duration)
-            )
-
-    return Load(f"{window:,} connections", duration + AROUND, measure)
 
 
 def _best(report: Report, strategies: list[str], case: str) -> str:

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from gateway.stack import StackError
 from loadtest import claims, table
 from loadtest.bench import Bench, Front
 from loadtest.experiments import WrongOption
@@ -22,13 +22,12 @@ from loadtest.lab.pools.watch import Watch, line, shared_once_mb
 from loadtest.lab.pools.worker import Start, records_of, sleeping_server, spawn, unusable
 from loadtest.load import Load, take
 from loadtest.plot import Plot
-from loadtest.progress import Progress
 from loadtest.report import Report
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row, latency, summarize
 from loadtest.table import Column
 from loadtest.tasks import Task
-from loadtest.trials import Trial, alternate
+from loadtest.trials import Trial, alternate, aside
 
 DEFAULTS = {"connections": [1, 2, 4, 8, 16, 32], "requests": 10, "repeats": 1, "task": Task(2.0)}
 
@@ -67,23 +66,31 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         sleeping_server(stack, seconds) as server,
         producer(bench.broker.url, bench.redis.url) as send,
     ):
-        lab = _Lab(bench, stack, send, server, chords, seconds)
-        settings = [
-            _Setting(lab, pool, size)
+        setting = partial(_Setting, bench, stack, send, server.address, chords, seconds)
+        trials = [
+            setting(Start(pool, size)).trial
             for size in options.connections
             for pool in pools
             if size >= AT_LEAST.get(pool, 1)
         ]
-        alternate([setting.trial for setting in settings], options, report)
-    found = _starts(bench, stack, report, chords, seconds, pools)
+        alternate(trials, options, report)
+    found = aside(
+        report,
+        "heartbeats, and workers that a script starts: all at once",
+        starts.about(chords, seconds),
+        lambda: starts.measure(bench, stack, chords, seconds, pools),
+    )
+    for each in found or ():
+        print(f"{each.name}: {each.says}", flush=True)
+    report.failures += starts.broken(found or ())
     report.advice = advice.pool(report.rows)
-    _show(report, found, seconds, problems)
+    _show(report, found or (), seconds, problems)
     return report
 
 
 @dataclass(frozen=True)
-class _Lab:
-    """What all settings have in common; `server` is the sleeping server's URL."""
+class _Setting:
+    """A pool with a concurrency; `server` is the sleeping server's URL."""
 
     bench: Bench
     stack: Stack
@@ -91,95 +98,62 @@ class _Lab:
     server: str
     chords: Sequence[int]
     seconds: float
-
-
-class _Setting:
-    """A pool with a concurrency."""
-
-    def __init__(self, lab: _Lab, pool: str, size: int):
-        self._lab, self._pool, self._size = lab, pool, size
+    how: Start
 
     @property
     def trial(self) -> Trial:
-        least = Work("", self._lab.chords, self._lab.seconds).least(self._size)
-        load = Load(str(self._size), least + 1, self._measure)
-        return Trial(self._pool, self._start, [load], checked=False)
+        size = self.how.size
+        load = Load(str(size), self._work("").least(size) + 1, self._measure)
+        return Trial(self.how.pool, self._start, [load], checked=False)
+
+    def _work(self, name: str) -> Work:
+        return Work(name, self.chords, self.seconds)
 
     @contextmanager
     def _start(self) -> Iterator[Front]:
-        lab = self._lab
-        name = unique(f"{self._pool}-{self._size}")
-        self._work = Work(name, lab.chords, lab.seconds)
-        start = Start(self._pool, self._size)
-        self._worker: Measured = spawn(lab.stack, lab.bench, start, self._work, lab.server)
+        work = self._work(unique(f"{self.how.pool}-{self.how.size}"))
+        worker = spawn(self.stack, self.bench, self.how, work, self.server)
         try:
-            yield Front(lab.server, {**lab.bench.servers, "worker": self._worker}, f"/{name}")
+            yield Front(self.server, {**self.bench.servers, "worker": worker}, f"/{work.name}")
         finally:
             # SIGTERM would wait until the worker looks at its connection again.
-            self._worker.kill()
-            lab.send.purge(self._work)
+            worker.kill()
+            self.send.purge(work)
 
     def _measure(self, front: Front) -> Row:
-        lab, work = self._lab, self._work
-        least = work.least(self._size)
-        urls = {"broker": lab.bench.broker.url, "redis": lab.bench.redis.url}
-        ports = {name: urlsplit(url).port or 0 for name, url in urls.items()}
-        watch = Watch(self._worker, ports)
-        found: dict[str, Any] = {}
+        worker, work = cast(Measured, front.servers["worker"]), self._work(front.path[1:])
+        size, least = self.how.size, work.least(self.how.size)
+        urls = {"broker": self.bench.broker.url, "redis": self.bench.redis.url}
+        watch = Watch(worker, {name: urlsplit(url).port or 0 for name, url in urls.items()})
 
         def run() -> dict[str, Any]:
             begin = monotonic()
             with watch:
-                ids = lab.send.submit(work)
-                lab.send.wait(ids, begin + _BOUND * least + _GRACE)
-            found["shared_once_mb"] = shared_once_mb(self._worker)
-            end = lab.send.outcome(work, ids, records_of(lab.stack, work), front.url)
-            found["begun_within"] = end.begun_within(self._size)
-            found.update(
-                requests=end.done + len(end.summaries),
-                seconds=end.seconds or monotonic() - begin,
-                errors=end.errors,
-                wrong_answers=end.wrong,
-                latency_ms=latency(record["total"] for record in end.records),
-            )
-            return found
+                ids = self.send.submit(work)
+                self.send.wait(ids, begin + _BOUND * least + _GRACE)
+            once = shared_once_mb(worker)
+            end = self.send.outcome(work, ids, records_of(self.stack, work), front.url)
+            seconds = end.seconds or monotonic() - begin
+            return {
+                "requests": end.done + len(end.summaries),
+                "seconds": seconds,
+                "errors": end.errors,
+                "wrong_answers": end.wrong,
+                "latency_ms": latency(record["total"] for record in end.records),
+                "shared_once_mb": once,
+                "total_seconds": round(seconds, 3),
+                "begun_within_seconds": round(end.begun_within(size), 3),
+            }
 
-        row = take(lab.bench, front, self._size, run)
+        row = take(self.bench, front, size, run)
         series = watch.series
-        open_ = {name: max(numbers) for name, numbers in series["connections"].items()}
         return {
             **row,
-            "connections_open": open_,
-            "shared_once_mb": found["shared_once_mb"],
-            "total_seconds": round(found["seconds"], 3),
+            "connections_open": {name: max(each) for name, each in series["connections"].items()},
             "least_seconds": round(least, 3),
-            "begun_within_seconds": round(found["begun_within"], 3),
             "most": {what: max(series[what]) for what in _OVER_TIME},
             "over_time": series,
         }
-
-
-def _starts(
-    bench: Bench,
-    stack: Stack,
-    report: Report,
-    chords: Sequence[int],
-    seconds: float,
-    pools: Sequence[str],
-) -> list[Found]:
-    """Run the workers whose heartbeats, or whose starts, something was said of."""
-    about = starts.about(chords, seconds)
-    with Progress(about) as progress:
-        progress.step("heartbeats, and workers that a script starts: all at once", about)
-        try:
-            found = starts.measure(bench, stack, chords, seconds, pools)
-        except StackError as exc:  # what was measured before is worth having
-            report.failures.append(f"heartbeats and scripts: {exc}")
-            return []
-        for each in found:
-            progress.note(f"{each.name}: {each.says}")
-    report.failures += starts.broken(found)
-    return found
 
 
 def _show(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from loadtest.amqp import Requester
-from loadtest.bench import Bench, Front
-from loadtest.load import AROUND, Load, take
+from loadtest.amqp import in_flight
+from loadtest.bench import Bench
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.summary import Row
-from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS: dict[str, Any] = {}
@@ -29,16 +24,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("replies", versions=bench.versions())
 
-    @contextmanager
-    def start(count: int) -> Iterator[Front]:
-        with bench.worker(count=count):
-            yield Front("", dict(bench.servers))
-
     trials = [
         Trial(
             way,
-            partial(start, count),
-            [_load(bench, direct, count, n, options.duration) for n in options.connections],
+            partial(bench.worker, count=count),
+            [
+                in_flight(bench, n, options.duration, _case(count, n), direct)
+                for n in options.connections
+            ],
             checked=False,
         )
         for count in WORKERS
@@ -52,23 +45,13 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
                 ("req/s", ("rps",)),
                 ("broker CPU", ("cpu_us_per_request", "broker")),
             ):
-                values = ratios(report.rows, path, *((way, case) for way in WAYS))
-                report.judge(Target(f"{what}, {' / '.join(WAYS)}, {case}", values))
+                direct, queue = ((way, case) for way in WAYS)
+                report.compare(f"{what}, {' / '.join(WAYS)}, {case}", path, direct, queue)
     report.remarks = [
         "Tasks are published by a client without HTTP, transient and confirmed, and answered "
         "by appserver workers with a solo pool.",
     ]
     return report
-
-
-def _load(bench: Bench, direct: bool, count: int, window: int, duration: int) -> Load:
-    def measure(front: Front) -> Row:
-        with Requester(bench.broker.url, direct=direct) as requester:
-            requester.warm_up(window)
-            trips = partial(requester.round_trips, window, seconds=duration)
-            return take(bench, front, window, trips)
-
-    return Load(_case(count, window), duration + AROUND, measure)
 
 
 def _case(count: int, window: int) -> str:

@@ -6,21 +6,20 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Any
 
-from loadtest import openloop, table, tenants
+from loadtest import openloop, table
 from loadtest.bench import Bench, Front
-from loadtest.beside import beside
 from loadtest.experiments import WrongOption
+from loadtest.experiments.fair import purge, wait_until_idle
 from loadtest.load import AROUND, Load, constant, see_that_schedules_were_kept
+from loadtest.over_time import beside
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.targets import Target, ratios
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         finally:
             # What a worker held comes back when it ends, and would be the next one's.
             for queue in ("slow", "one"):
-                tenants.purge(bench, queue, 0)
+                purge(bench, queue, 0)
 
     query = f"?seconds={options.task.seconds:g}"
     cases = {
@@ -96,12 +95,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     see_that_schedules_were_kept(report)
     p99 = "latency_ms", "p99"
     for name in options.strategies:
-        apart = ratios(report.rows, p99, (name, "apart, flood"), (name, "apart, calm"))
-        one = ratios(report.rows, p99, (name, "one queue, flood"), (name, "apart, calm"))
-        report.judge(
-            Target(f"p99 with a flood / without, apart, {name}", apart, at_most=1.2),
-            Target(f"p99 with a flood / without, one queue, {name}", one),
-        )
+        for case, at_most in (("apart", 1.2), ("one queue", None)):
+            title = f"p99 with a flood / without, {case}, {name}"
+            pair = (name, f"{case}, flood"), (name, "apart, calm")
+            report.compare(title, p99, *pair, at_most=at_most)
     report.columns = [
         table.REQUESTS,
         *table.LATENCIES,
@@ -144,35 +141,27 @@ def flooded(row: Row, flood: dict[str, Any]) -> Row:
     }  # fmt: skip
 
 
-@dataclass
-class _Flood:
-    """Slow requests at a constant rate, for so many seconds."""
-
-    url: str
-    seconds: float
-    begun: Event = field(default_factory=Event)
-
-    def run(self) -> dict[str, Any]:
-        with openloop.schedule(self.url, SLOW, self.seconds, round(SLOW * DEADLINE)) as client:
-            return client.send(DEADLINE + 5, [(_LEAD, self.begun.set)])
-
-
 def _load(bench: Bench, seconds: float, case: str, path: str, slow: str) -> Load:
     load = constant(bench, QUICK, seconds, case, path)
 
     def measure(front: Front) -> Row:
-        tenants.wait_until_idle(bench, ("quick", "slow", "one"))
+        wait_until_idle(bench, ("quick", "slow", "one"))
         if not slow:
             return {**load.measure(front), "unanswered": 0}
-        flood = _Flood(front.address + slow, _LEAD + seconds)
-        ended = beside(flood.run)
+        begun, target = Event(), (front.address + slow, SLOW, _LEAD + seconds)
+
+        def flood() -> dict[str, Any]:
+            with openloop.schedule(*target, round(SLOW * DEADLINE)) as client:
+                return client.send(DEADLINE + 5, [(_LEAD, begun.set)])
+
+        ended = beside(flood)
         try:
-            flood.begun.wait(_LEAD + AROUND)
+            begun.wait(_LEAD + AROUND)
             row = load.measure(front)
         finally:
             wait([ended])
             for queue in ("slow", "one"):
-                tenants.purge(bench, queue, 0)
+                purge(bench, queue, 0)
         return flooded(row, ended.result())
 
     return Load(case, load.seconds + (_LEAD + DEADLINE if slow else 0), measure)

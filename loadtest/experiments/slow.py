@@ -10,7 +10,7 @@ from loadtest.bench import Bench
 from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.targets import Bounds, Target, figures, ratios
+from loadtest.targets import Bounds, Target, figures
 from loadtest.tasks import Task
 from loadtest.trials import Trial, alternate
 
@@ -62,12 +62,10 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         blocks = properties(name).blocks
         share_bounds: Bounds = {} if blocks else {"at_least": 0.8}
         rate_bounds: Bounds = {} if blocks else {"at_least": 1_200}
-        share = ratios(report.rows, ("rps",), (name, slow_case), (name, fast_case))
+        title = f"req/s of {slow_case} / {fast_case}, {name}"
+        report.compare(title, ("rps",), (name, slow_case), (name, fast_case), **share_bounds)
         rate = figures(report.rows, name, ("rps",), slow_case)
-        report.judge(
-            Target(f"req/s of {slow_case} / {fast_case}, {name}", share, **share_bounds),
-            Target(f"req/s of {slow_case}, {name}", rate, **rate_bounds),
-        )
+        report.judge(Target(f"req/s of {slow_case}, {name}", rate, **rate_bounds))
     report.remarks = [
         f"{WORKERS} workers with a {POOL} pool of {SIZE} each for both tasks, {connections:,} "
         f"connections (blocking: {_BLOCKING}).",

@@ -11,11 +11,10 @@ from time import monotonic
 from typing import Any
 
 from loadtest import table
-from loadtest.bench import Bench, Front
+from loadtest.bench import SIGNED, Bench, Front
 from loadtest.load import Load, closed, constant, see_that_schedules_were_kept, watched
-from loadtest.plot import Plot, Point
+from loadtest.plot import Plot, Point, single
 from loadtest.report import Report
-from loadtest.signed import ROUTE, signed
 from loadtest.stack import Stack
 from loadtest.summary import Row, summarize
 from loadtest.table import Column
@@ -65,7 +64,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     journal is on: claims, answers that are given again and what was received come and go, too.
     """
     expires = max(1, round(EXPIRES * options.duration))
-    config = _CONFIG.format(journal=JOURNAL, expires=expires) + ROUTE
+    config = _CONFIG.format(journal=JOURNAL, expires=expires) + SIGNED
     bench = Bench(stack, result_expires=expires, config=config)
     report = Report("soak", versions=bench.versions())
     seconds = min(_CEILING_SECONDS, options.duration)
@@ -123,7 +122,7 @@ def _watched(bench: Bench, report: Report, name: str, duration: float) -> Load:
 
     def measure(front: Front) -> Row:
         row, samples = watched(
-            load, signed(front), partial(_sample, bench, front, duration / SAMPLES)
+            load, front.signed(), partial(_sample, bench, front, duration / SAMPLES)
         )
         return {
             **row,
@@ -170,10 +169,10 @@ def growth(samples: Sequence[dict[str, Any]], what: str, settled: float) -> floa
 
 def _lines(report: Report, what: str) -> dict[str, Sequence[Point]]:
     return {
-        summary.strategy: [
-            (sample["seconds"] / 60, sample[what], sample[what], sample[what])
-            for sample in summary.rows[0]["samples"]
-        ]
+        summary.strategy: single(
+            [sample["seconds"] / 60 for sample in summary.rows[0]["samples"]],
+            [sample[what] for sample in summary.rows[0]["samples"]],
+        )
         for summary in summarize(report.rows)
         if summary.case == LONG
     }

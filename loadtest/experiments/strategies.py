@@ -10,12 +10,12 @@ from time import monotonic, sleep
 
 from gateway.config.strategies import STRATEGIES, properties
 from loadtest import claims, over_time, wrk
+from loadtest.amqp import ran
 from loadtest.bench import Bench, Front
-from loadtest.driver import ran
 from loadtest.envelope import ACCEPTED
 from loadtest.load import AROUND, Load, closed, take
 from loadtest.over_time import OverTime
-from loadtest.plot import Plot
+from loadtest.plot import Plot, medians
 from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row, Summary, figure, summarize
@@ -56,15 +56,14 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "task_seconds": ", ".join(f"{task.seconds:g}" for task in tasks),
         "worker_pool": ":".join(map(str, slowest.pool)),
     }
+    how = options.duration, options.threads
     cases = {(task, n): _case(task, n, tasks) for task in tasks for n in connections}
     loads = [
         *(
-            _watched(
-                bench, task, options.duration, closed(bench, n, *_how(options), task.path, case)
-            )
+            _watched(bench, task, options.duration, closed(bench, n, *how, task.path, case))
             for (task, n), case in cases.items()
         ),
-        accepted(bench, connections[0], *_how(options), "/accept", _accepting(connections[0])),
+        accepted(bench, connections[0], *how, "/accept", _accepting(connections[0])),
     ]
     trials = [
         Trial(
@@ -88,10 +87,6 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         "samples.",
     ]
     return report
-
-
-def _how(options: argparse.Namespace) -> tuple[int, int]:
-    return options.duration, options.threads
 
 
 def _case(task: Task, connections: int, tasks: Sequence[Task]) -> str:
@@ -124,31 +119,20 @@ def _plots(rows: list[Row], tasks: Sequence[Task], connections: Sequence[int]) -
         if len(connections) > 2:
             for task in tasks:
                 those = [s for s in waiting if s.rows[0]["task_seconds"] == task.seconds]
-                lines = _lines(those, path, "connections")
+                lines = medians(those, path, lambda s: float(s.connections))
                 title = f"Over connections, {task.title}"
-                found.append(
-                    Plot(f"{name}-connections-{task.slug}", title, "connections", what, lines)
-                )
+                file = f"{name}-connections-{task.title.replace(' ', '-')}"
+                found.append(Plot(file, title, "connections", what, lines))
         if len([task for task in tasks if task.seconds]) > 1:
             for n in connections:
                 those = [s for s in waiting if s.connections == n and s.rows[0]["task_seconds"]]
-                lines = _lines(those, path, "task_seconds")
+                lines = medians(those, path, lambda s: float(s.rows[0]["task_seconds"]))
                 title = f"Over the task's time, {n:,} connections"
                 found.append(
                     Plot(f"{name}-task-time-{n}", title, "seconds a task takes", what, lines)
                 )
     last = _case(tasks[0], connections[-1], tasks)
     return [*found, *over_time.plots(rows, last)]
-
-
-def _lines(
-    summaries: Sequence[Summary], path: Sequence[str], axis: str
-) -> dict[str, list[tuple[float, float, float, float]]]:
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
-    for s in summaries:
-        point = (float(s.rows[0][axis]), s.median(*path), *s.range(*path))
-        lines.setdefault(s.strategy, []).append(point)
-    return {name: sorted(points) for name, points in lines.items()}
 
 
 def conclude(summaries: list[Summary], faulty: Set[str] = frozenset()) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,7 +16,7 @@ from loadtest.report import Report
 from loadtest.stack import Stack
 from loadtest.summary import Row
 from loadtest.table import Column
-from loadtest.trials import Trial, alternate
+from loadtest.trials import alternate, running
 
 DEFAULTS = {"requests": 1_000_000, "repeats": 3}
 
@@ -32,20 +29,18 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     bench = Bench(stack)
     report = Report("transports", versions=bench.versions(), heads=("transport", "message"))
     report.options = {"duration": None}
-    transports = dict.fromkeys(case.transport for case in CASES)
+    servers = {case.transport: SERVERS.get(case.module) for case in CASES}
     trials = [
-        Trial(
+        running(
             transport,
-            partial(_start, bench, transport),
+            Front("", {kind: bench.servers[kind]} if kind else {}),
             [
                 _load(bench, stack, case, options.requests)
                 for case in CASES
                 if case.transport == transport
             ],
-            checked=False,
-            starts=0,
         )
-        for transport in transports
+        for transport, kind in servers.items()
     ]
     alternate(trials, options, report)
     rows = report.rows
@@ -72,46 +67,32 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     return report
 
 
-@contextmanager
-def _start(bench: Bench, transport: str) -> Iterator[Front]:
-    """Start nothing: the server of `transport` runs, if it has one."""
-    kinds = {case.transport: SERVERS.get(case.module) for case in CASES}
-    kind = kinds[transport]
-    yield Front("", {kind: bench.servers[kind]} if kind else {})
-
-
 def _load(bench: Bench, stack: Stack, case: Case, messages: int) -> Load:
     number = max(1, round(messages * case.share))
     seconds = number / case.rate
 
     def measure(front: Front) -> Row:
         url = {"broker": bench.broker.url, "redis": bench.redis.url}
-        found: dict[str, Any] = {}
 
         def send() -> dict[str, Any]:
             with TemporaryDirectory(dir=stack.directory, prefix="") as sockets:
-                found.update(
-                    program.run(
-                        "transports",
-                        *(case.module, case.name, f"--number={number}"),
-                        *(f"--receivers={case.receivers}", f"--directory={sockets}"),
-                        *(f"--url={url[kind]}" for kind in front.servers),
-                        *(("--pickles",) if case.pickles else ()),
-                        timeout=_TIMEOUT + _SLOW * seconds,
-                    )
+                found = program.run(
+                    "transports",
+                    *(case.module, case.name, f"--number={number}"),
+                    *(f"--receivers={case.receivers}", f"--directory={sockets}"),
+                    *(f"--url={url[kind]}" for kind in front.servers),
+                    *(("--pickles",) if case.pickles else ()),
+                    timeout=_TIMEOUT + _SLOW * seconds,
                 )
-            return {
-                "requests": found["requests"],
-                "seconds": found["seconds"],
-                "wrong_answers": found["wrong"],
-                "errors": {kind: found[kind] for kind in ("missing", "repeated")},
-                "latency_ms": {},
-            }
+            wrong = found.pop("wrong")
+            errors = {kind: found.pop(kind) for kind in ("missing", "repeated")}
+            return {**found, "wrong_answers": wrong, "errors": errors, "latency_ms": {}}
 
         row = take(bench, front, case.receivers, send)
-        for who, cpu in found["cpu"].items():
-            row["cpu_us_per_request"][who] = round(cpu * 1e6 / number, 3)
-            row["rss_mb"][who] = round(found["memory"][who], 1)
+        cpu, memory = row.pop("cpu"), row.pop("memory")
+        for who in cpu:
+            row["cpu_us_per_request"][who] = round(cpu[who] * 1e6 / number, 3)
+            row["rss_mb"][who] = round(memory[who], 1)
         return row
 
     return Load(case.form, _PROGRAM + seconds, measure)

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.errors import GatewayError
 from loadtest import table
 from loadtest.bench import Bench, Front
-from loadtest.connection import Connection, Tally
+from loadtest.client import Connection, Tally
 from loadtest.load import Load, take
 from loadtest.report import Report
 from loadtest.stack import Stack
@@ -36,14 +36,7 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
     report.options = {"task_seconds": seconds}
 
     def measure(front: Front) -> Row:
-        waiting = {}
-
-        def run() -> dict[str, Any]:
-            found = hold(front, number, seconds, bench.deadline)
-            waiting.update(found.pop("waiting"))
-            return found
-
-        return {**take(bench, front, number, run), "waiting": waiting}
+        return take(bench, front, number, lambda: hold(front, number, seconds, bench.deadline))
 
     loads = [Load(case, seconds + number / 1_000, measure) for case in (FRESH, WARM)]
     announce = ("--announce", str(number))
@@ -126,30 +119,47 @@ def hold(front: Front, number: int, seconds: float, timeout: float) -> dict[str,
 
 
 async def _hold(front: Front, number: int, seconds: float, timeout: float) -> dict[str, Any]:
-    server = front.servers["gateway"]
+    server, envelope = front.servers["gateway"], front.envelope
     idle, announced = server.rss_bytes(), front.output().count(f"holding {number}\n")
-    crowd = _Crowd(front, number)
+    tally, connections = Tally(envelope), list[Connection]()
+
+    async def ask(connection: Connection, n: int) -> None:
+        body, since = f'{{"n":{n:010},"padding":"{"x" * (_BODY - 30)}"}}'.encode(), monotonic()
+        tally.count(since, body, *await connection.ask(envelope.wrap(body), envelope.head(body)))
+
     try:
-        await crowd.connect()
+        await _connect(front.url, number, connections)
         begin = monotonic()
-        crowd.send()
+        tally.sent = number
+        crowd = asyncio.gather(*(ask(each, n) for n, each in enumerate(connections)))
         while front.output().count(f"holding {number}\n") == announced:
-            if monotonic() > begin + ARRIVAL or crowd.tally.answered:
+            if monotonic() > begin + ARRIVAL or tally.answered:
                 raise NotHeld(
-                    f"{number} requests were not held at once: {crowd.tally.answered} answers, "
-                    f"{crowd.tally.errors.total()} errors after {monotonic() - begin:.1f} s"
+                    f"{number} requests were not held at once: {tally.answered} answers, "
+                    f"{tally.errors.total()} errors after {monotonic() - begin:.1f} s"
                 )
             await asyncio.sleep(0.1)
         waiting = await _measure(front, number, begin + seconds, idle)
-        if crowd.tally.answered:
+        if tally.answered:
             raise NotHeld("answers came while waiting was measured")
         async with asyncio.timeout(seconds + timeout):
-            await crowd.answered.wait()
+            await crowd
     except TimeoutError:
         pass  # what has no answer is missing
     finally:
-        crowd.close()
-    return {**crowd.tally.figures(monotonic() - begin), "waiting": waiting}
+        for connection in connections:
+            connection.close()
+    return {**tally.figures(monotonic() - begin), "waiting": waiting}
+
+
+async def _connect(url: str, number: int, connections: list[Connection]) -> None:
+    """Add so many open connections to `connections`; raises `NotHeld`."""
+    try:
+        while len(connections) < number:
+            some = range(min(_CONNECTING, number - len(connections)))
+            connections += await asyncio.gather(*(Connection.open(url) for _ in some))
+    except OSError as exc:
+        raise NotHeld(f"{len(connections)} connections were opened: {exc}") from exc
 
 
 async def _measure(front: Front, number: int, end: float, idle: int) -> dict[str, float]:
@@ -167,44 +177,3 @@ async def _measure(front: Front, number: int, end: float, idle: int) -> dict[str
         "cpu_percent": round(cpu / window * 100, 2),
         "seconds": round(window, 2),
     }
-
-
-class _Crowd:
-    """A connection for each request."""
-
-    def __init__(self, front: Front, number: int):
-        self._front = front
-        self._number = number
-        self._connections: list[Connection] = []
-        self.tally = Tally(front.envelope)
-        self.answered = asyncio.Event()
-
-    async def connect(self) -> None:
-        """Open all connections; raises `NotHeld`."""
-        try:
-            for at in range(0, self._number, _CONNECTING):
-                some = range(at, min(at + _CONNECTING, self._number))
-                opening = (Connection.open(self._front.url) for _ in some)
-                self._connections += await asyncio.gather(*opening)
-        except OSError as exc:
-            raise NotHeld(f"{len(self._connections)} connections were opened: {exc}") from exc
-
-    def send(self) -> None:
-        for n, connection in enumerate(self._connections):
-            self._post(connection, f'{{"n":{n:010},"padding":"{"x" * (_BODY - 30)}"}}'.encode())
-        self.tally.sent = self._number
-
-    def _post(self, connection: Connection, body: bytes) -> None:
-        since = monotonic()
-
-        def answered(status: int, answer: bytes) -> None:
-            self.tally.count(since, body, status, answer)
-            if len(self.tally.seconds) == self._number:
-                self.answered.set()
-
-        envelope = self._front.envelope
-        connection.post(envelope.wrap(body), answered, envelope.head(body))
-
-    def close(self) -> None:
-        for connection in self._connections:
-            connection.close()

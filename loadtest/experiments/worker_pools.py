@@ -11,7 +11,6 @@ from loadtest.bench import Bench, Front
 from loadtest.load import closed
 from loadtest.report import Report
 from loadtest.stack import Stack
-from loadtest.targets import Target, ratios
 from loadtest.trials import Trial, alternate
 
 DEFAULTS = {"strategies": ["pika", "redis"], "connections": [64]}
@@ -51,9 +50,8 @@ def run(options: argparse.Namespace, stack: Stack) -> Report:
         for name in options.strategies:
             for pool, other in NEAR.items():
                 of, over = _case(pool, n), _case(other, n)
-                values = ratios(report.rows, ("rps",), (name, of), (name, over))
                 what = f"req/s, {name}, {of} / {over}"
-                report.judge(Target(what, values, at_least=0.8, aim=0.95))
+                report.compare(what, ("rps",), (name, of), (name, over), at_least=0.8, aim=0.95)
     report.remarks = ["Echo tasks: what a pool costs, and not what it is good for."]
     return report
 

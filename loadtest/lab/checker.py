@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
 from http.client import HTTPConnection
@@ -22,6 +21,7 @@ from time import monotonic
 from urllib.parse import urlsplit
 
 from loadtest.lab import peak_memory
+from loadtest.machine import own_cpu_seconds
 
 #: Threads, and requests of asyncio, at once.
 AT_ONCE = 100
@@ -108,12 +108,6 @@ WAYS: dict[str, Callable[[Sequence[str]], tuple[Count, float]]] = {
 }
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of this process and its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="checker", description=__doc__.partition("\n")[0])
     parser.add_argument("way", choices=WAYS)
@@ -124,11 +118,11 @@ def main() -> None:
     if options.way in ("asyncio", "uvloop"):
         for module in ("aiohttp", options.way):
             import_module(module)
-    begin, cpu = monotonic(), cpu_seconds()
+    begin, cpu = monotonic(), own_cpu_seconds()
     counts, memory = WAYS[options.way](urls)
     found = {
         "seconds": monotonic() - begin,
-        "cpu": cpu_seconds() - cpu,
+        "cpu": own_cpu_seconds() - cpu,
         "memory": memory,
         "statuses": {str(status): number for status, number in counts.items()},
     }

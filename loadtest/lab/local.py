@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from loadtest.lab.transport import MESSAGE, Run, Settings, Transport
 
@@ -18,38 +18,34 @@ _BUFFER = 64 * 1024
 _length = struct.Struct("!I")
 
 
-class Queue(Transport):
-    """`multiprocessing.Queue`: a thread pickles what is put and writes it to a pipe."""
+class SimpleQueue(Transport):
+    """`multiprocessing.SimpleQueue`: a pipe and its locks, without a thread."""
+
+    make: ClassVar[Callable[[], Any]] = _fork.SimpleQueue
 
     def __init__(self, settings: Settings):
         super().__init__(settings)
-        self._queue = _fork.Queue()
+        self._queue = type(self).make()
+
+    @contextmanager
+    def sending(self) -> Iterator[Run]:
+        yield partial(self.give, self._queue.put)
+
+    @contextmanager
+    def receiving(self, index: int) -> Iterator[Run]:
+        yield partial(self.take, self._queue.get)
+
+
+class Queue(SimpleQueue):
+    """`multiprocessing.Queue`: a thread pickles what is put and writes it to a pipe."""
+
+    make = _fork.Queue
 
     @contextmanager
     def sending(self) -> Iterator[Run]:
         yield partial(self.give, self._queue.put)
         self._queue.close()
         self._queue.join_thread()
-
-    @contextmanager
-    def receiving(self, index: int) -> Iterator[Run]:
-        yield partial(self.take, self._queue.get)
-
-
-class SimpleQueue(Transport):
-    """`multiprocessing.SimpleQueue`: a pipe and its locks, without a thread."""
-
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        self._queue = _fork.SimpleQueue()
-
-    @contextmanager
-    def sending(self) -> Iterator[Run]:
-        yield partial(self.give, self._queue.put)
-
-    @contextmanager
-    def receiving(self, index: int) -> Iterator[Run]:
-        yield partial(self.take, self._queue.get)
 
 
 class Pipe(Transport):

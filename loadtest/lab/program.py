@@ -13,8 +13,9 @@ from typing import Any
 
 from gateway.stack import StackError, free_port
 from gateway.stack.loopback import accepts
-from loadtest.machine import ROOT
-from loadtest.stack import Measured, Stack, measured
+from loadtest.bench import Front
+from loadtest.machine import python_path
+from loadtest.stack import Stack, measured
 
 
 def run(module: str, *options: str, timeout: float) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def run(module: str, *options: str, timeout: float) -> dict[str, Any]:
     """
     with subprocess.Popen(
         [*_command(module), *options],
-        env={**os.environ, **_environment()},
+        env={**os.environ, **python_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,27 +49,14 @@ def run(module: str, *options: str, timeout: float) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(stack: Stack, module: str, *options: str) -> Iterator[tuple[Measured, int]]:
-    """Run a server of this package; gives it with its port."""
+def serving(stack: Stack, module: str, *options: str) -> Iterator[Front]:
+    """Run a server of this package."""
     port = free_port()
-    server = measured(
-        stack.spawn(
-            module,
-            [*_command(module), "--port", str(port), *options],
-            env=_environment(),
-            ready=lambda: accepts(port),
-        )
-    )
-    try:
-        yield server, port
-    finally:
-        server.stop()
+    argv = [*_command(module), "--port", str(port), *options]
+    server = stack.spawn(module, argv, env=python_path(), ready=lambda: accepts(port))
+    with measured(server) as running:
+        yield Front(f"http://127.0.0.1:{port}", {"gateway": running})
 
 
 def _command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", f"loadtest.lab.{module}"]
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-    return {"PYTHONPATH": path}

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 import amqp
+from kombu import Connection
 
 from loadtest.lab.transport import WINDOW, Counts, Run, Settings, Transport
 
@@ -29,14 +29,8 @@ class RabbitMQ(Transport):
 
     @contextmanager
     def channel(self) -> Iterator[amqp.Channel]:
-        url = urlsplit(self.settings.url)
-        with amqp.Connection(
-            host=f"{url.hostname}:{url.port}",
-            userid=url.username,
-            password=url.password,
-            virtual_host=url.path[1:] or "/",
-        ) as connection:
-            yield connection.channel()
+        with Connection(self.settings.url) as link:
+            yield link.channel()
 
     def message(self, body: bytes) -> amqp.Message:
         return amqp.Message(body, delivery_mode=2 if self.persistent else 1)

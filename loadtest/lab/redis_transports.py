@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,25 @@ class _Redis(Transport):
             client.ping()
             yield client
 
+    @contextmanager
+    def sending(self) -> Iterator[Run]:
+        with self.client() as client:
+            yield partial(self.give_all, client)
+
+    @contextmanager
+    def receiving(self, index: int) -> Iterator[Run]:
+        with self.client() as client:
+            yield partial(self.take_all, client)
+            client.delete(self.key)
+
+    @abstractmethod
+    def give_all(self, client: redis.Redis) -> Counts:
+        """Send all messages."""
+
+    @abstractmethod
+    def take_all(self, client: redis.Redis) -> Counts:
+        """Receive all messages."""
+
     def give_together(self, client: redis.Redis, command: str, value: Any, end: Any) -> Counts:
         """Send `WINDOW` commands at once, each with one message."""
         with client.pipeline(transaction=False) as pipeline:
@@ -46,15 +66,11 @@ class _Redis(Transport):
 class RedisList(_Redis):
     """LPUSH and BRPOP, one after the other."""
 
-    @contextmanager
-    def sending(self) -> Iterator[Run]:
-        with self.client() as client:
-            yield partial(self.give, partial(client.lpush, self.key))
+    def give_all(self, client: redis.Redis) -> Counts:
+        return self.give(partial(client.lpush, self.key))
 
-    @contextmanager
-    def receiving(self, index: int) -> Iterator[Run]:
-        with self.client() as client:
-            yield partial(self.take, partial(self._pop, client))
+    def take_all(self, client: redis.Redis) -> Counts:
+        return self.take(partial(self._pop, client))
 
     def _pop(self, client: redis.Redis) -> Any:
         popped: Any = client.brpop([self.key], timeout=0)
@@ -64,18 +80,10 @@ class RedisList(_Redis):
 class PipelinedRedisList(RedisList):
     """LPUSH and BRPOP, as many at once as there may be."""
 
-    @contextmanager
-    def sending(self) -> Iterator[Run]:
-        with self.client() as client:
-            end = self.settings.end
-            yield partial(self.give_together, client, "lpush", self.settings.message, end)
+    def give_all(self, client: redis.Redis) -> Counts:
+        return self.give_together(client, "lpush", self.settings.message, self.settings.end)
 
-    @contextmanager
-    def receiving(self, index: int) -> Iterator[Run]:
-        with self.client() as client:
-            yield partial(self._pop_all, client)
-
-    def _pop_all(self, client: redis.Redis) -> Counts:
+    def take_all(self, client: redis.Redis) -> Counts:
         counts, message = Counts(), self.settings.message
         with client.pipeline(transaction=False) as pipeline:
             for left in range(self.settings.number, 0, -WINDOW):
@@ -90,16 +98,11 @@ class PipelinedRedisList(RedisList):
 class RedisStream(_Redis):
     """XADD, one after the other, and XREAD of all that is there."""
 
-    @contextmanager
-    def sending(self) -> Iterator[Run]:
-        with self.client() as client:
-            yield partial(self.give, lambda message: client.xadd(self.key, {_FIELD: message}))
+    def give_all(self, client: redis.Redis) -> Counts:
+        return self.give(lambda message: client.xadd(self.key, {_FIELD: message}))
 
-    @contextmanager
-    def receiving(self, index: int) -> Iterator[Run]:
-        with self.client() as client:
-            yield partial(self.take, self.read(client).__next__)
-            client.delete(self.key)
+    def take_all(self, client: redis.Redis) -> Counts:
+        return self.take(self.read(client).__next__)
 
     def read(self, client: redis.Redis) -> Iterator[Any]:
         last: Any = 0
@@ -114,11 +117,9 @@ class RedisStream(_Redis):
 class PipelinedRedisStream(RedisStream):
     """XADD, as many at once as there may be, and XREAD."""
 
-    @contextmanager
-    def sending(self) -> Iterator[Run]:
+    def give_all(self, client: redis.Redis) -> Counts:
         message, end = ({_FIELD: each} for each in (self.settings.message, self.settings.end))
-        with self.client() as client:
-            yield partial(self.give_together, client, "xadd", message, end)
+        return self.give_together(client, "xadd", message, end)
 
 
 class RedisGroup(PipelinedRedisStream):

@@ -34,7 +34,6 @@ class Case:
 QUEUE = "multiprocessing.Queue"
 PIPE = "multiprocessing.Pipe"
 PUSH = "ZeroMQ PUSH/PULL, ipc"
-PUSH_TCP = "ZeroMQ PUSH/PULL, tcp"
 EACH = "UNIX socket, a write each"
 BUFFERED = "UNIX socket, buffered"
 LIST, PIPELINED_LIST = "Redis list", "Redis list, pipelined"

@@ -23,6 +23,12 @@ from tornado.httputil import (
 )
 from tornado.web import Application, RequestHandler
 
+new_event_loop: Callable[[], asyncio.AbstractEventLoop] | None
+try:  # the gateway's own choice
+    from uvloop import new_event_loop
+except ImportError:
+    new_event_loop = None
+
 
 class Handler(RequestHandler):
     """What one would write in an evening."""
@@ -97,11 +103,6 @@ def main() -> None:
     parser.add_argument("--below", action="store_true")
     parser.add_argument("--announce", type=int, default=0)
     options = parser.parse_args()
-    new_event_loop: Callable[[], asyncio.AbstractEventLoop] | None
-    try:  # the gateway's own choice
-        from uvloop import new_event_loop
-    except ImportError:
-        new_event_loop = None
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(serve(options))
 

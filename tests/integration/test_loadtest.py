@@ -27,10 +27,9 @@ import pytest
 from kombu import Connection
 
 from gateway.stack.programs import find, find_rabbitmq
-from loadtest import amqp, cli, client, figures, load, openloop, over_time, page, picture, wrk
-from loadtest.amqp import Requester
+from loadtest import amqp, cli, client, figures, load, openloop, over_time, picture, render, wrk
+from loadtest.amqp import Requester, tasks
 from loadtest.bench import Bench, Front
-from loadtest.driver import tasks
 from loadtest.experiments import (
     EXPERIMENTS,
     capacity,
@@ -44,11 +43,10 @@ from loadtest.experiments import (
 )
 from loadtest.experiments.strategies import conclude
 from loadtest.experiments.waiting import NotHeld, hold
-from loadtest.lab.consumers import bindings, broker_memory, drivers
+from loadtest.lab.consumers import broker, drivers
 from loadtest.lab.consumers.consumer import Consumer, ConsumerError, Messages
 from loadtest.lab.pools import starts
 from loadtest.lab.transport_cases import CASES
-from loadtest.load import see_that_schedules_were_kept
 from loadtest.plot import Plot
 from loadtest.progress import Progress
 from loadtest.report import Report
@@ -324,8 +322,8 @@ def test_experiment_measures_judges_and_shows(servers, tmp_path, monkeypatch, na
     monkeypatch.setattr(soak, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(worker_pools, "POOLS", {"solo": 1, "threads": 2})
     monkeypatch.setattr(worker_pools, "NEAR", {"threads": "solo"})
-    monkeypatch.setattr(broker_memory, "KINDS", {"exchange": 1.0})
-    monkeypatch.setattr(bindings, "BINDS", 10)
+    monkeypatch.setattr(broker, "OBJECTS", {"exchange": 1.0})
+    monkeypatch.setattr(broker, "BINDS", 10)
     monkeypatch.setattr(drivers, "C_LIBRARY", tmp_path)
     monkeypatch.setattr(pools, "POOLS", ("gevent",))
     monkeypatch.setattr(starts, "BEATS", starts.BEATS[:1])
@@ -422,13 +420,6 @@ def test_a_consumer_that_cannot_connect_says_why():
         pytest.raises(ConsumerError, match="ConnectionRefusedError: .*refused"),
     ):
         consumer.wait_ready()
-
-
-@pytest.mark.parametrize("options", ["--connections 101", "--requests 99"])
-def test_consumers_need_a_queue_for_each_connection(main: Callable, options: str, capsys: Any):
-    assert main(["consumers", *options.split()]) == 2
-    said = "loadtest: consumers: there are 100 queues: choose at most 100 --connections, and at "
-    assert said in capsys.readouterr().err
 
 
 FAULTS = {
@@ -542,17 +533,6 @@ def test_what_was_not_held_at_once_is_no_measurement(servers: Stack):
         hold(front, 8, seconds=0.05, timeout=5)
 
 
-def test_a_schedule_that_was_not_kept_fails_the_run():
-    schedule = {"rate": 100.0, "sent": 98.0}
-    report = Report("openloop", rows=[{**row("redis", 98), "repeat": 1, "schedule": schedule}])
-    see_that_schedules_were_kept(report)
-    (failure,) = report.problems()
-    assert (
-        failure
-        == "redis, repeat 1, 64 connections: the client sent 98.0 a second where 100.0 were due"
-    )
-
-
 def test_a_soak_tells_what_grows_from_what_has_settled():
     # Given what fills up until the third of ten minutes, and what goes on,
     seconds = [30 * n for n in range(21)]
@@ -635,17 +615,15 @@ def report() -> Report:
 
 
 def test_a_page_says_first_what_was_found_and_needs_nothing_else(report: Report):
-    drawn = page.draw(report)
+    drawn = render.draw(report)
     assert not re.search(ELSEWHERE, drawn)
     assert "<b>" not in drawn and "R&amp;D" in drawn
     text = unescape(re.sub(r"<style>.*?</style>|<[^>]*>|\s+(?=\s)", "", drawn, flags=re.DOTALL))
     assert text.split("Load test: mine")[2].strip().startswith("Reached: a / <b> 3.00.")
     assert drawn.count("<svg") == 5  # and no chart of a figure that no row has
-
-
-def test_a_failed_run_is_what_its_page_says_first(report: Report):
+    # Where the run has failed, that comes before.
     report.failures.append("a, repeat 1: it broke")
-    drawn = page.draw(report)
+    drawn = render.draw(report)
     assert drawn.index("it broke") < drawn.index("Reached: ")
 
 

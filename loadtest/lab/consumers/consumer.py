@@ -19,9 +19,9 @@ from pika.spec import Basic
 
 from gateway.errors import GatewayError
 from gateway.stack.server import poll
-from loadtest.connection import KINDS
+from loadtest.client import result
 from loadtest.lab.consumers.part import QUEUES, queue_of
-from loadtest.machine import ROOT
+from loadtest.machine import python_path
 
 LIMIT = 60  # seconds that a consumer has for all messages
 _NOTICED = 10  # seconds in which the broker has taken all messages, or noticed a consumer's end
@@ -112,10 +112,9 @@ class Consumer:
             "limit": limit,
         }
         argv = [f"--{name}={value}" for name, value in options.items()]
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "loadtest.lab.consumers.consume", *argv],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -141,15 +140,13 @@ class Consumer:
     def run(self) -> dict[str, Any]:
         """Start it and wait for its figures; returns what `wrk.run` does."""
         with suppress(BrokenPipeError):  # it has ended, as the missing line says
-            self._write("begin\n")
+            stdin = cast(IO[str], self._process.stdin)
+            stdin.write("begin\n")
+            stdin.flush()
         self.figures = figures = json.loads(self._line())
-        return {
-            "requests": self._messages - figures["missing"],
-            "seconds": figures["seconds"],
-            "wrong_answers": figures["wrong"],
-            "errors": {**dict.fromkeys(KINDS, 0), "missing": figures["missing"]},
-            "latency_ms": {},
-        }
+        missing = figures["missing"]
+        seconds, wrong = figures["seconds"], figures["wrong"]
+        return result(self._messages - missing, seconds, wrong=wrong, missing=missing)
 
     def end(self) -> None:
         """Let its connections end, and wait for that."""
@@ -167,11 +164,6 @@ class Consumer:
 
     def output(self) -> str:
         return ""
-
-    def _write(self, text: str) -> None:
-        stdin = cast(IO[str], self._process.stdin)
-        stdin.write(text)
-        stdin.flush()
 
     def _line(self) -> str:
         if line := cast(IO[str], self._process.stdout).readline():

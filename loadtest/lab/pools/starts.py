@@ -14,8 +14,7 @@ from time import monotonic, sleep
 
 from gateway.stack import StackError
 from loadtest.bench import Bench
-from loadtest.beside import beside
-from loadtest.lab.pools.chords import Outcome, Producer, Work, producer, unique
+from loadtest.lab.pools.chords import Producer, Work, producer, unique
 from loadtest.lab.pools.worker import (
     COMMAND,
     PATCHED,
@@ -25,6 +24,7 @@ from loadtest.lab.pools.worker import (
     sleeping_server,
     spawn,
 )
+from loadtest.over_time import beside
 from loadtest.stack import Measured, Stack
 from loadtest.summary import Row
 
@@ -152,6 +152,31 @@ class _Run:
         """Seconds after which what is not done is given up."""
         return _bound(sum(self.work.sleeps) + self.work.calls * self.start.blocks)
 
+    def begin(self, stack: Stack, bench: Bench) -> None:
+        """Start the worker, or say why it does not start."""
+        try:
+            self.worker = spawn(stack, bench, self.start, self.work, self.server)
+        except StackError as exc:
+            self.problem = str(exc).splitlines()[0]
+
+    def found(self, stack: Stack, send: Producer, closed: Sequence[str]) -> Found:
+        """Return how it ended; the broker has `closed` connections with these names."""
+        work = self.work
+        if not self.worker:
+            return Found(self.start, work.calls, problem=self.problem)
+        server = f"{self.server}/{work.name}"
+        end = send.outcome(work, self.ids, records_of(stack, work), server)
+        whole = end.done == work.calls and len(end.summaries) == len(work.chords)
+        return Found(
+            self.start,
+            work.calls,
+            end.done,
+            end.twice,
+            closed.count(work.name),
+            _lost(self.worker) - self.lost,
+            round(end.seconds, 2) if whole else 0.0,
+        )
+
 
 def about(chords: Sequence[int], seconds: float) -> float:
     """Return about how many seconds `measure` takes, at the most."""
@@ -173,8 +198,9 @@ def measure(
     Only what is of one of `pools` is run.
     """
     with ExitStack() as exit_:
-        short = exit_.enter_context(sleeping_server(stack, seconds))
-        long = exit_.enter_context(sleeping_server(stack, LONG))
+        short, long = (
+            exit_.enter_context(sleeping_server(stack, each)).address for each in (seconds, LONG)
+        )
         runs = [
             *(_Run(s, Work(unique("beat"), (CALLS,), LONG), long) for s in BEATS),
             *(_Run(s, Work(unique("block"), (CALLS,), seconds), short) for s in BLOCKING),
@@ -184,7 +210,7 @@ def measure(
         if not runs:
             return []
         send = exit_.enter_context(producer(bench.broker.url, bench.redis.url))
-        started = wait([beside(partial(_start, stack, bench, run)) for run in runs])
+        started = wait([beside(partial(run.begin, stack, bench)) for run in runs])
         for each in started.done:
             each.result()
         for run in runs:
@@ -202,31 +228,7 @@ def measure(
         if any(run.work.seconds == LONG for run in runs):
             sleep(LONG)
         closed = missed(bench.broker.output())[before:]
-        return [_found(stack, send, run, closed) for run in runs]
-
-
-def _start(stack: Stack, bench: Bench, run: _Run) -> None:
-    try:
-        run.worker = spawn(stack, bench, run.start, run.work, run.server)
-    except StackError as exc:
-        run.problem = str(exc).splitlines()[0]
-
-
-def _found(stack: Stack, send: Producer, run: _Run, closed: Sequence[str]) -> Found:
-    if not run.worker:
-        return Found(run.start, run.work.calls, problem=run.problem)
-    server = f"{run.server}/{run.work.name}"
-    end: Outcome = send.outcome(run.work, run.ids, records_of(stack, run.work), server)
-    whole = end.done == run.work.calls and len(end.summaries) == len(run.work.chords)
-    return Found(
-        run.start,
-        run.work.calls,
-        end.done,
-        end.twice,
-        sum(run.work.name == name for name in closed),
-        _lost(run.worker) - run.lost,
-        round(end.seconds, 2) if whole else 0.0,
-    )
+        return [run.found(stack, send, closed) for run in runs]
 
 
 def _lost(worker: Measured) -> int:

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
 from time import monotonic
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import psutil
 
-from loadtest.beside import beside
-from loadtest.plot import Point
+from loadtest.over_time import Sampling
+from loadtest.plot import Point, single
 
 #: Seconds between two samples. The clock of a process' CPU time has ticks of 10 ms.
 EVERY = 0.25
@@ -43,29 +42,19 @@ class Family(Protocol):
         """Return all processes."""
 
 
-class Watch:
+class Watch(Sampling):
     """Samples `server`, and the connections to `ports`, by name, while it is entered.
 
-    Whatever goes wrong meanwhile is raised when the context is left, and then `series` is there.
+    `series` is there when the context is left.
     """
 
     def __init__(self, server: Family, ports: Mapping[str, int], every: float = EVERY):
+        super().__init__()
         self._server, self._ports, self._every = server, ports, every
         self._seconds: list[float] = []
         self._open: list[Counter[str]] = []
         #: Of each process that was seen, its seconds of CPU time and megabytes at each sample.
         self._seen: dict[psutil.Process, dict[int, tuple[float, float]]] = {}
-        self._ended = Event()
-
-    def __enter__(self) -> Self:
-        self._sampling = beside(self._run)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        error = self._sampling.exception()
-        if error is not None and exc_info[0] is None:
-            raise error
 
     @property
     def series(self) -> Series:
@@ -92,26 +81,26 @@ class Watch:
         megabytes = [found[n][1] if n in found else 0.0 for n in range(len(self._seconds))]
         return {"cpu_percent": percents, "rss_mb": megabytes}
 
-    def _run(self) -> None:
+    def sample(self) -> None:
         begin = listed = monotonic()
         family = self._server.family()
         over, open_ = False, Counter(connections(self._ports))
         while True:
             self._seconds.append(round(monotonic() - begin, 3))
             self._open.append(open_)
-            self._sample(family)
+            self._add(family)
             if over:
                 return
             open_ = Counter()
             for _ in range(_COUNTS):
-                over = self._ended.wait(self._every / _COUNTS)
+                over = self.ended.wait(self._every / _COUNTS)
                 open_ |= Counter(connections(self._ports))
                 if over:
                     break
             if monotonic() - listed >= _LISTED:
                 family, listed = self._server.family(), monotonic()
 
-    def _sample(self, family: Sequence[psutil.Process]) -> None:
+    def _add(self, family: Sequence[psutil.Process]) -> None:
         n = len(self._seconds) - 1
         for process in family:
             with suppress(psutil.NoSuchProcess):
@@ -154,4 +143,4 @@ def shared_once_mb(server: Family) -> float:
 
 def line(series: Series, what: str) -> Sequence[Point]:
     """Return a figure over the seconds, as a plot has it."""
-    return [(x, y, y, y) for x, y in zip(series["seconds"], series[what], strict=True)]
+    return single(series["seconds"], series[what])

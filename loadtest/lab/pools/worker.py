@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.stack import free_port
-from gateway.stack.loopback import accepts
-from loadtest.bench import Bench
+from loadtest.bench import Bench, Front
+from loadtest.lab import program
 from loadtest.lab.pools.chords import Work, make_records
-from loadtest.machine import ROOT
+from loadtest.machine import python_path
 from loadtest.stack import Measured, Stack, measured
 
 COMMAND, PATCHED, UNPATCHED = "the command", "a script, patched first", "a script, not patched"
@@ -64,17 +61,9 @@ def unusable(pool: str) -> str:
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
-@contextmanager
-def sleeping_server(stack: Stack, seconds: float) -> Iterator[str]:
-    """Run the server that calls wait for; give its URL."""
-    port = free_port()
-    options = ["--port", str(port), "--seconds", str(seconds)]
-    argv = [sys.executable, "-m", "loadtest.lab.pools.sleeping_server", *options]
-    server = stack.spawn("sleeping-server", argv, env=_path(), ready=lambda: accepts(port))
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop()
+def sleeping_server(stack: Stack, seconds: float) -> AbstractContextManager[Front]:
+    """Run the server that calls wait for."""
+    return program.serving(stack, "pools.sleeping_server", f"--seconds={seconds}")
 
 
 def records_of(stack: Stack, work: Work) -> Path:
@@ -93,7 +82,7 @@ def spawn(stack: Stack, bench: Bench, start: Start, work: Work, server: str) -> 
     options = ["-n", node, "-l", "INFO", "-c", str(start.size), "-Q", ",".join(work.queues)]
     named = {"broker_transport_options": {"client_properties": {"connection_name": work.name}}}
     env = {
-        **_path(),
+        **python_path(),
         "GATEWAY_BROKER_URL": bench.broker.url,
         "GATEWAY_RESULT_BACKEND": bench.redis.url,
         "LAB_SERVER": f"{server}/{work.name}",
@@ -103,7 +92,3 @@ def spawn(stack: Stack, bench: Bench, start: Start, work: Work, server: str) -> 
     }
     argv = [sys.executable, "-m", *start.argv, *options]
     return measured(stack.spawn(work.name, argv, env=env, ready=f"{node} ready.", timeout=_READY))
-
-
-def _path() -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))}

@@ -105,6 +105,7 @@ def test_a_run_without_a_measurement_has_failed():
         ("separate --task echo", "separate: --task: the slow route needs one that sleeps"),
         ("pools --task echo", "pools: --task: it compares tasks that wait, as sleep:2"),
         ("consumers --requests 99", "consumers: there are 100 queues: choose at most 100"),
+        ("consumers --connections 101", "consumers: there are 100 queues: choose at most 100"),
     ],
 )
 def test_options_that_an_experiment_cannot_use_are_told_before_anything_is_measured(
@@ -154,10 +155,19 @@ def test_beside_a_flood_504s_are_forgiven_and_nothing_else():
     assert report.problems() == [
         "pika, repeat 1, 64 connections: 2 status, 3 missing of the flood, 1 wrong answers"
     ]
-    found["flood"]["schedule"]["sent"] = 20.0
+
+
+def test_a_schedule_that_was_not_kept_fails_the_run():
+    def sent(rate: float) -> dict[str, float]:
+        return {"rate": 100.0, "sent": rate}
+
+    kept = {**row("pika", 100), "schedule": sent(99), "flood": {"schedule": sent(99)}}
+    late = {**row("redis", 98), "schedule": sent(98), "flood": {"schedule": sent(20)}}
+    report = Report("openloop", rows=[kept, late])
     see_that_schedules_were_kept(report)
-    assert report.failures == [
-        "pika, repeat 1, 64 connections: the flood's client sent 20.0 a second where 40.0 were due"
+    assert report.problems() == [
+        f"redis, repeat 1, 64 connections: {who} sent {rate} a second where 100.0 were due"
+        for who, rate in (("the client", 98), ("the flood's client", 20))
     ]
 
 

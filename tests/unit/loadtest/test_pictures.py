@@ -97,4 +97,4 @@ def test_what_cannot_be_sampled_fails_the_measurement():
         pytest.raises(StackError, match="Redis: gone"),
         OverTime({"gateway": server}, 0.01, fail) as watch,
     ):
-        until(lambda: watch._sampling.done())
+        until(lambda: watch.sampling.done())

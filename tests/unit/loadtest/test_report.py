@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import cli, page, picture, render
+from loadtest import cli, picture, render
 from loadtest.experiments import paths
 from loadtest.plot import Plot
 from loadtest.report import Report, dump
@@ -59,7 +59,7 @@ def test_a_page_is_drawn_again_from_the_json_file(tmp_path: Path):
     assert render.main([str(file), "--plots"]) == 0
 
     # then it is the same page, and the same plots.
-    assert file.with_suffix(".html").read_text("utf-8") == page.draw(report)
+    assert file.with_suffix(".html").read_text("utf-8") == render.draw(report)
     assert (tmp_path / "mine-x.svg").read_text("utf-8") == picture.lines(report.plots[0])
     assert dump(render.read(file).document()) == file.read_text()
 
@@ -91,15 +91,15 @@ def test_errors_and_wrong_answers_are_the_first_figures():
 
 def test_one_run_is_not_called_a_median(capsys: pytest.CaptureFixture[str]):
     one, several = made(1), made(2)
-    assert "edian" not in words(page.draw(one)).replace("Median latency", "")
-    assert "One run of each" in words(page.draw(one))
+    assert "edian" not in words(render.draw(one)).replace("Median latency", "")
+    assert "One run of each" in words(render.draw(one))
     assert one.target_lines() == [
         ["figure", "measured", "asked", "verdict"],
         ["a figure", "1.00 KB", "at most 9 KB, aim 7", "reached"],
     ]
     one.show()
     assert "edian" not in capsys.readouterr().out
-    assert "All medians" in words(page.draw(several))
+    assert "All medians" in words(render.draw(several))
     assert several.target_lines()[0][1:4] == ["median", "min-max", "pairs"]
 
 

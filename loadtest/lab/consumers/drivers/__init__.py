@@ -1,6 +1,6 @@
-"""AMQP drivers as consumers: a file each, a line in this table, one contract.
+"""AMQP drivers as consumers: a line in this table each, one contract.
 
-A module has ``consume(broker, parts, prefetch, run)``. It opens a connection and a channel for each
+A function ``consume(broker, parts, prefetch, run)`` opens a connection and a channel for each
 `Part`, with a limit of `prefetch` for each consumer, and calls ``run.begin()``. Then it consumes
 all messages, closes the channels, which the broker confirms behind the last acknowledgement, and
 calls ``run.end()``. It raises whatever the library raises.
@@ -9,46 +9,90 @@ calls ``run.end()``. It raises whatever the library raises.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import json
+import os
+import resource
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from time import perf_counter
+from typing import Any, NoReturn
 
 from loadtest.lab.consumers.part import Part
 
 #: `hostname`, `port`, `userid`, `password` and `virtual_host` of the broker.
 Broker = Mapping[str, Any]
 
-#: Name -> the module here, and the library that it needs.
+#: Name -> the function in a module here, and the library that it needs.
 DRIVERS = {
-    "pika": ("event_loop", "pika"),
-    "py-amqp": ("threads", "amqp"),
-    "aio-pika": ("tasks", "aio_pika"),
-    "frames": ("frame_scanner", "pika"),
-    "librabbitmq": ("c_threads", "librabbitmq"),
+    "pika": ("event_loop.consume", "pika"),
+    "py-amqp": ("threads.consume", "amqp"),
+    "aio-pika": ("tasks.consume", "aio_pika"),
+    "frames": ("frame_scanner.consume", "pika"),
+    "librabbitmq": ("threads.consume_in_c", "librabbitmq"),
 }
 
 #: Where librabbitmq is installed, if it is: kombu, and so Celery, would use it in place of py-amqp
 #: wherever they can import it.
 C_LIBRARY = Path(__file__).parents[4] / "build" / "librabbitmq"
 
+_OPEN = 60  # seconds until its connections are open and it is started
+_HUNG = 10  # seconds after its limit until a process is killed that does not look at it
 
-class Run(Protocol):
-    """What a driver tells."""
+
+class Run:
+    """The clock, and what came."""
+
+    def __init__(self, parts: Sequence[Part], limit: int):
+        self._parts = parts
+        self._begin = self._user = self._system = 0.0
+        # In a signal handler, as a further thread would wait for the interpreter as well.
+        signal.signal(signal.SIGALRM, lambda *_: self.end())
+        signal.alarm(_OPEN)
+        faulthandler.dump_traceback_later(_OPEN + limit + _HUNG, exit=True)
+        self._limit = limit
 
     def begin(self) -> None:
         """Wait for the start signal, with everything open; the clock runs from here on."""
+        print("ready", flush=True)
+        if not sys.stdin.readline():
+            raise SystemExit("consume: nobody has started it")
+        signal.alarm(self._limit)
+        self._user, self._system = _cpu()
+        self._begin = perf_counter()
 
     def end(self) -> NoReturn:
-        """Stop the clock, and end the process when nobody looks at it any more."""
+        """Stop the clock and print what there is; end the process when its input ends."""
+        seconds = perf_counter() - self._begin
+        user, system = _cpu()
+        signal.alarm(0)
+        if not self._begin:
+            raise SystemExit("consume: its connections were not open in time")
+        figures = {
+            "seconds": seconds,
+            "user": user - self._user,
+            "system": system - self._system,
+            "missing": self._sum("left"),
+            "wrong": self._sum("wrong"),
+            "acks": self._sum("acks"),
+            "ack_seconds": self._sum("ack_seconds"),
+        }
+        print(json.dumps(figures), flush=True)
+        sys.stdin.read()
+        # All is acknowledged; what a library does at its end is not measured.
+        os._exit(0)
+
+    def _sum(self, name: str) -> Any:
+        return sum(getattr(part, name) for part in self._parts)
 
 
-class Consume(Protocol):
-    """The function `consume` of a driver."""
-
-    def __call__(self, broker: Broker, parts: Sequence[Part], prefetch: int, run: Run) -> None: ...
+def _cpu() -> tuple[float, float]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime, used.ru_stime
 
 
 def installed() -> list[str]:
@@ -60,11 +104,12 @@ def installed() -> list[str]:
     ]
 
 
-def find(name: str) -> Consume:
+def find(name: str) -> Callable[[Broker, Sequence[Part], int, Run], None]:
     """Import the driver called `name`; raises KeyError where there is none, and ImportError."""
-    module, _ = DRIVERS[name]
+    module, _, function = DRIVERS[name][0].partition(".")
     sys.path.append(str(C_LIBRARY))
-    consume: Consume = import_module(f"{__name__}.{module}").consume
+    consume: Callable[[Broker, Sequence[Part], int, Run], None]
+    consume = getattr(import_module(f"{__name__}.{module}"), function)
     return consume
 
 

@@ -23,7 +23,9 @@ def consume(broker: Broker, parts: Sequence[Part], prefetch: int, run: Run) -> N
 
 async def _consume(broker: Broker, parts: Sequence[Part], prefetch: int, run: Run) -> None:
     ending = Ending(parts)
-    channels = [await open_limited(await _connect(broker, ending), prefetch, ending) for _ in parts]
+    channels = [
+        await open_limited(await connect(broker, ending.lost), prefetch, ending) for _ in parts
+    ]
     run.begin()
     for channel, part in zip(channels, parts, strict=True):
         on_message = partial(_on_message, ending, part)
@@ -43,7 +45,8 @@ def _on_message(
         ending.acknowledged(part, begin)
 
 
-async def _connect(broker: Broker, ending: Ending) -> AsyncioConnection:
+async def connect(broker: Broker, lost: Callable[[Any, Any], object]) -> AsyncioConnection:
+    """Open a connection, whose end `lost` is told."""
     opened = asyncio.get_running_loop().create_future()
     AsyncioConnection(
         pika.ConnectionParameters(
@@ -54,20 +57,20 @@ async def _connect(broker: Broker, ending: Ending) -> AsyncioConnection:
         ),
         on_open_callback=opened.set_result,
         on_open_error_callback=lambda _, error: opened.set_exception(error),
-        on_close_callback=ending.lost,
+        on_close_callback=lost,
     )
     return await opened
 
 
 async def open_limited(connection: Any, prefetch: int, ending: Ending) -> Channel:
     """Open a channel of `connection` whose consumers have a limit."""
-    channel = await _called(lambda done: connection.channel(on_open_callback=done))
+    channel = await called(lambda done: connection.channel(on_open_callback=done))
     channel.add_on_close_callback(ending.lost)
-    await _called(lambda done: channel.basic_qos(prefetch_count=prefetch, callback=done))
+    await called(lambda done: channel.basic_qos(prefetch_count=prefetch, callback=done))
     return channel
 
 
-async def _called(call: Callable[[Callable[[Any], None]], object]) -> Any:
+async def called(call: Callable[[Callable[[Any], None]], object]) -> Any:
     """Return what a callback gets, with which `call` is called."""
     done = asyncio.get_running_loop().create_future()
     call(done.set_result)

@@ -1,4 +1,4 @@
-"""py-amqp: a blocking connection in each thread."""
+"""py-amqp, or librabbitmq, which is written in C: a blocking connection in each thread."""
 
 from __future__ import annotations
 
@@ -7,22 +7,42 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
-import amqp
-
 from loadtest.lab.consumers.drivers import Broker, Run
 from loadtest.lab.consumers.part import Part
 
 
 def consume(broker: Broker, parts: Sequence[Part], prefetch: int, run: Run) -> None:
     """Consume with py-amqp."""
-    consume_by(_connect, broker, parts, prefetch, run)
+
+    def connect() -> Any:
+        import amqp
+
+        link = amqp.Connection(
+            f"{broker['hostname']}:{broker['port']}",
+            userid=broker["userid"],
+            password=broker["password"],
+            virtual_host=broker["virtual_host"],
+        )
+        link.connect()
+        return link
+
+    _consume(connect, parts, prefetch, run)
 
 
-def consume_by(
-    connect: Callable[[Broker], Any], broker: Broker, parts: Sequence[Part], prefetch: int, run: Run
-) -> None:
-    """Consume with connections that `connect` opens and that are used as py-amqp's are."""
-    links = [connect(broker) for _ in parts]
+def consume_in_c(broker: Broker, parts: Sequence[Part], prefetch: int, run: Run) -> None:
+    """Consume with librabbitmq, which is used as py-amqp is."""
+
+    def connect() -> Any:
+        import librabbitmq
+
+        names = ("userid", "password", "virtual_host", "port")
+        return librabbitmq.Connection(broker["hostname"], **{name: broker[name] for name in names})
+
+    _consume(connect, parts, prefetch, run)
+
+
+def _consume(connect: Callable[[], Any], parts: Sequence[Part], prefetch: int, run: Run) -> None:
+    links = [connect() for _ in parts]
     channels = [link.channel() for link in links]
     for channel in channels:
         channel.basic_qos(0, prefetch, False)
@@ -31,17 +51,6 @@ def consume_by(
         for _ in threads.map(_drain, links, channels, parts):
             pass  # raises what a thread has raised
     run.end()
-
-
-def _connect(broker: Broker) -> Any:
-    link = amqp.Connection(
-        f"{broker['hostname']}:{broker['port']}",
-        userid=broker["userid"],
-        password=broker["password"],
-        virtual_host=broker["virtual_host"],
-    )
-    link.connect()
-    return link
 
 
 def _drain(link: Any, channel: Any, part: Part) -> None:
