@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tornado.ioloop import IOLoop
 
 from gateway.metrics import Metrics
@@ -26,8 +26,11 @@ S = TypeVar("S", bound=Server)
 
 # No example has a deadline: the machine may be busy. Others are made up in each run, so a test of a
 # property takes few; with --hypothesis-profile=thorough (`make fuzz`) it takes thousands.
-settings.register_profile("usual", max_examples=25, deadline=None)
-settings.register_profile("thorough", max_examples=2_000, deadline=None)
+# How long it takes says nothing on a machine that does other things, too.
+settings.register_profile(
+    "usual", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", settings.get_profile("usual"), max_examples=2_000)
 settings.load_profile("usual")
 
 
