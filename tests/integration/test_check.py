@@ -133,9 +133,7 @@ def test_a_port_of_something_else_is_told_in_a_line(stack, start, rabbitmq, redi
     [("", "", ""), (".*", "^celery$", ".*"), None],
     ids=["nothing", "no default exchange", "not the virtual host"],
 )
-def test_a_permission_that_the_gateway_lacks_is_told_with_the_remedy(
-    rabbitmq, redis_server, user, permissions
-):
+def test_a_missing_permission_is_told_with_the_remedy(rabbitmq, redis_server, user, permissions):
     if permissions is not None:
         rabbitmq.ctl("set_permissions", user, *permissions)
     urls = servers_at(as_user(rabbitmq, user), redis_server.url)

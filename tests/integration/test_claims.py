@@ -168,9 +168,7 @@ async def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
 @pytest.mark.parametrize(
     ("size", "number", "most"), [(2, 5_000, 200), (500, 5_000, 825), (2_048, 2_500, 2_760)]
 )
-async def test_a_claim_takes_no_more_memory_than_documented(
-    start, stack, patient, size, number, most
-):
+async def test_a_claim_takes_no_more_memory_than_is_said(start, stack, patient, size, number, most):
     server = start(stack.redis)
 
     async with both(server.url) as (a, _b):

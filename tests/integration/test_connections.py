@@ -118,9 +118,7 @@ def variables(tls: TLS) -> dict[str, str]:
     return {f"GATEWAY_TLS_{k.upper()}": str(v) for k, v in tls if v not in (None, True)}
 
 
-def test_every_strategy_answers_over_tls_with_a_client_certificate(
-    stack: Stack, broker, results, certificates, tmp_path
-):
+def test_every_strategy_answers_over_mutual_tls(stack, broker, results, certificates, tmp_path):
     tls = certificates.client
     toml = tmp_path / "gateway.toml"
     toml.write_text(
@@ -133,9 +131,7 @@ def test_every_strategy_answers_over_tls_with_a_client_certificate(
     assert answers(gateways) == dict.fromkeys(STRATEGIES, b"hello")
 
 
-def test_one_url_with_the_options_of_celerys_workers_serves_every_strategy(
-    stack: Stack, broker, results, certificates
-):
+def test_a_workers_url_with_its_options_serves_every_strategy(stack, broker, results, certificates):
     tls = certificates.client
     files = f"ssl_ca_certs={tls.ca}&ssl_certfile={tls.cert}&ssl_keyfile={tls.key}"
     url = (
@@ -151,9 +147,7 @@ def test_one_url_with_the_options_of_celerys_workers_serves_every_strategy(
         assert answers(gateways) == dict.fromkeys(STRATEGIES, b"hello")
 
 
-def test_a_foreign_authority_is_named_by_the_log_and_by_readiness(
-    stack: Stack, broker, results, certificates
-):
+def test_a_foreign_authority_is_named_by_log_and_readiness(stack, broker, results, certificates):
     env = variables(certificates.mistakes["a foreign CA"])
     urls = "--broker", broker.tls_url, "--result-backend", results.tls_url
 

@@ -226,9 +226,7 @@ async def test_request_whose_client_has_left_is_not_relayed(serve):
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("probes", [0, 1, 9])
-async def test_client_that_has_sent_all_and_listens_is_answered(
-    serve, monkeypatch, version, probes
-):
+async def test_client_who_has_sent_all_and_listens_is_answered(serve, monkeypatch, version, probes):
     monkeypatch.setattr(stream, "PROBE", 0.001)
     gateway = serve(None)
     async with await gateway.open() as connection:

@@ -53,9 +53,7 @@ async def until_it_holds(gateway: Gateway, least: int, most: int) -> None:
         ("POST", "/%ff", 400, "bad-request"),
     ],
 )
-async def test_request_that_no_route_takes_is_refused_at_its_header(
-    serve, lines, method, target, status, kind
-):
+async def test_what_no_route_takes_is_refused_at_once(serve, lines, method, target, status, kind):
     gateway = serve()
     length = None if "chunked" in " ".join(lines) else 1_000
     async with await gateway.open() as connection:

@@ -233,9 +233,7 @@ async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
     assert late.held() == {"late answers": 0, "late steps": 0}
 
 
-async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(
-    client, deployed, caplog, monkeypatch
-):
+async def test_an_unreadable_record_keeps_no_other_waiting(client, deployed, caplog, monkeypatch):
     monkeypatch.setattr(answers, "_DRAIN", 0.1)  # it goes on trying to write them
 
     async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
@@ -268,9 +266,7 @@ def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
     return client.zscore(late._records._due, task_id) > 0
 
 
-async def test_a_record_is_left_to_those_who_know_its_block_until_its_time_is_over(
-    client, deployed, redis_server
-):
+async def test_a_record_of_another_block_is_left_until_it_is_over(client, deployed, redis_server):
     async with deployed("slack") as (server, gateways, body, expected):
         block, *_ = parts("slack", server)
         other = Gateways(redis_server.url, {**block, "body": {"other": "{answer}"}})
@@ -308,9 +304,7 @@ async def test_errors_and_limits_are_waited_out(client, deployed, kind):
 @pytest.mark.parametrize("fault", [HANG, CUT])
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize("kind", SENDERS)
-async def test_without_an_answer_only_what_replaces_is_sent_again(
-    client, deployed, kind, takes, fault
-):
+async def test_unanswered_only_what_replaces_is_sent_again(client, deployed, kind, takes, fault):
     async with deployed(kind, takes=takes) as (server, gateways, body, expected):
         async with gateways.process() as late:
             if kind in FETCH:  # the token is there already
@@ -369,9 +363,7 @@ async def test_no_other_host_is_connected_to(client, redis_server, url):
         assert not server.seen
 
 
-async def test_a_name_that_leads_into_our_network_is_not_connected_to(
-    client, redis_server, monkeypatch
-):
+async def test_a_name_that_leads_into_our_network_is_not_used(client, redis_server, monkeypatch):
     async with serving(SenderServer(slack)) as server:
         real, asked = socket.getaddrinfo, []
 
@@ -429,9 +421,7 @@ async def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_s
 
 
 @pytest.mark.parametrize("code", [40001, 42001])
-async def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(
-    client, deployed, code
-):
+async def test_wechats_token_is_fetched_once_and_renewed_when_not_valid(client, deployed, code):
     async with deployed("wechat") as (server, gateways, body, _), gateways.process() as late:
         for _ in range(3):
             end(client, await gateways.answer(late, body), "done")
@@ -510,9 +500,7 @@ async def test_the_end_of_dingtalks_window_ends_the_wait(client, deployed, secon
         assert not server.seen
 
 
-async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
-    client, deployed
-):
+async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_who_left(client, deployed):
     async with deployed("slack") as (server, gateways, body, _), gateways.process() as late:
         empty, failed = [await gateways.answer(late, body) for _ in range(2)]
         gone = await gateways.answer(late, body, given=False)
@@ -579,9 +567,7 @@ async def test_a_record_that_was_written_without_an_answer_is_one_s_own(client, 
 
 
 @pytest.mark.parametrize("begun", [True, False])
-async def test_a_redis_that_is_away_for_long_leaves_no_doubt_of_what_was_not_sent(
-    client, deployed, monkeypatch, begun
-):
+async def test_a_long_outage_leaves_no_doubt_of_the_unsent(client, deployed, monkeypatch, begun):
     monkeypatch.setattr(record, "LEASE", 60.0)
     monkeypatch.setattr(answers, "_BEGIN_FOR", 0.3)
     async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:

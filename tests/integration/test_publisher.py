@@ -170,9 +170,7 @@ def most_bytes(broker: RabbitMQ) -> Iterator[int]:
     broker.ctl("eval", limit.format("max_message_size", 16 * 1024 * 1024))
 
 
-async def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
-    broker, metrics, most_bytes
-):
+async def test_too_large_a_message_ends_one_connection_at_most(broker, metrics, most_bytes):
     async with started(Publisher(config(broker), metrics)) as publisher:
         # Given that the broker has closed the channel of one,
         first = pending(b"x" * (most_bytes + 1))
@@ -190,9 +188,7 @@ async def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at
         assert metrics.get("gateway_broker_connections_total") == 2
 
 
-async def test_an_exchange_that_is_refused_ends_one_connection_at_most(
-    metrics, broker, monkeypatch
-):
+async def test_a_refused_exchange_ends_one_connection_at_most(metrics, broker, monkeypatch):
     monkeypatch.setattr(publisher_module, "REFUSED", 1.0)
     rights = r"^(amq\.default|celery)$"
     broker.ctl("add_user", "some", "some")
@@ -339,9 +335,7 @@ async def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_ano
             broker.ctl("clear_policy", "full")
 
 
-async def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_that_stopped(
-    broker, metrics, monkeypatch
-):
+async def test_no_silent_broker_keeps_a_stopped_publishers_connection(broker, metrics, monkeypatch):
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
     sockets = []
 
@@ -355,9 +349,7 @@ async def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_
         broker.thaw()
 
 
-async def test_a_publisher_that_stops_while_it_sets_its_connection_up_ends_it_at_once(
-    broker, metrics, monkeypatch
-):
+async def test_a_publisher_that_stops_while_it_connects_ends_at_once(broker, metrics, monkeypatch):
     transports: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
 
     async def never_ready(connection: TurnConnection, _: object) -> None:
@@ -383,9 +375,7 @@ def behind(proxy: Proxy, broker: RabbitMQ, query: str = "") -> str:
     return broker.url.replace(f":{broker.port}/", f":{proxy.port}/") + query
 
 
-async def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
-    metrics, broker, proxy, caplog, monkeypatch
-):
+async def test_a_silently_dead_connection_is_given_up(metrics, broker, proxy, caplog, monkeypatch):
     """Nothing tells of it but the missing confirm; heartbeats would need 20 s to."""
     urls = [behind(proxy, broker), broker.url]
 
@@ -404,9 +394,7 @@ async def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
         assert caplog.text.count("given up") == 1
 
 
-async def test_a_connection_without_requests_or_heartbeats_is_given_up(
-    metrics, broker, proxy, monkeypatch
-):
+async def test_a_connection_without_heartbeats_is_given_up(metrics, broker, proxy, monkeypatch):
     monkeypatch.setattr(random, "randrange", lambda _: 0)
     urls = [behind(proxy, broker, "?heartbeat=1"), broker.url]
 
@@ -415,9 +403,7 @@ async def test_a_connection_without_requests_or_heartbeats_is_given_up(
         await eventually(lambda: publisher.url == broker.url)
 
 
-async def test_the_second_address_of_a_name_serves_where_the_first_is_silent(
-    metrics, broker, monkeypatch
-):
+async def test_the_second_address_of_a_name_serves_if_one_is_silent(metrics, broker, monkeypatch):
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.checking import ROUTE, check, servers_at, worker_of, write
 from tests.support.requests import post
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ
 from tests.support.waiting import until
 
 SHOP = """
@@ -42,9 +42,7 @@ def quorum_url(rabbitmq: RabbitMQ) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("lines", [None, "import appserver; appserver.setup(app)"])
-def test_workers_consume_queues_that_are_quorum_queues_by_default(
-    stack: Stack, quorum_url, redis_server: Server, tmp_path, lines
-):
+def test_workers_consume_quorum_queues_by_default(stack, quorum_url, redis_server, tmp_path, lines):
     servers = servers_at(quorum_url, redis_server.url)
     gateway = stack.gateway(*servers)
     with worker_of(stack, quorum_url, tmp_path, redis_server.url, lines) as worker:
@@ -58,9 +56,7 @@ def test_workers_consume_queues_that_are_quorum_queues_by_default(
         assert worker.output().count("does not support global qos") <= 2  # Celery's line, and ours
 
 
-def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
-    stack: Stack, quorum_url, redis_server: Server
-):
+def test_a_stock_worker_that_cannot_consume_it_is_told_what_to_set(stack, quorum_url, redis_server):
     stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
     checked = check(*servers_at(quorum_url, redis_server.url))
     assert checked.code == 1
@@ -69,9 +65,7 @@ def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     assert "appserver.setup(app)" in text
 
 
-def test_a_queue_that_is_there_otherwise_is_left_out_until_it_is_deleted(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path
-):
+def test_a_queue_of_another_kind_is_left_out_until_deleted(stack, rabbitmq, redis_server, tmp_path):
     known, other = f"known-{uuid.uuid4().hex}", f"other-{uuid.uuid4().hex}"
     config = tmp_path / "gateway.toml"
     servers = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]

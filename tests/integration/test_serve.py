@@ -381,9 +381,7 @@ def test_killed_child_is_replaced_and_what_it_counted_stays(one, worker):
     assert metric(one, "gateway_connections_open") == 0
 
 
-async def test_hangup_replaces_the_children_with_the_new_configuration(
-    start_gateway, worker, tmp_path
-):
+async def test_hangup_replaces_children_with_the_new_configuration(start_gateway, worker, tmp_path):
     # Given a gateway with two children and a file,
     config = tmp_path / "gateway.toml"
     config.write_text('processes = 2\n[[routes]]\npath = "/"\n')
@@ -486,9 +484,7 @@ def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
     proxy.close()
 
 
-def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
-    start_gateway, rabbitmq, proxy, worker, tmp_path
-):
+def test_hangup_waits_for_a_silent_new_child(start_gateway, rabbitmq, proxy, worker, tmp_path):
     # Given a new child that has answered its parent, and is not ready,
     url = rabbitmq.url.replace(f":{rabbitmq.port}", f":{proxy.port}")
     config = tmp_path / "gateway.toml"
@@ -750,9 +746,7 @@ def test_hangup_changes_nothing_unless_all_new_children_are_ready(failed_reloads
     failed_reloads.result()
 
 
-def test_broker_that_is_away_fails_readiness_but_not_liveness(
-    one, rabbitmq, worker, failed_reloads
-):
+def test_broker_that_is_away_fails_readiness_not_liveness(one, rabbitmq, worker, failed_reloads):
     wait([failed_reloads])  # which needs the same broker
     rabbitmq.ctl("stop_app")
     try:

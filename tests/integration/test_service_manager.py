@@ -193,9 +193,7 @@ def activated(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     return server
 
 
-def test_a_restart_refuses_no_connection_of_a_socket_that_was_passed(
-    activated, stack, rabbitmq, redis_server
-):
+def test_a_restart_refuses_nobody_on_a_passed_socket(activated, stack, rabbitmq, redis_server):
     stack.worker(rabbitmq.url, redis_server.url)
     assert post(activated.url, b"hello").body == b"hello"
     (gateway,) = children(activated)

@@ -155,9 +155,7 @@ async def test_after_a_cut_everyone_is_told_and_hears_again(heard, client):
 
 
 @pytest.mark.parametrize("steps", range(4))
-async def test_a_connection_that_closes_under_a_command_is_nobody_s_failure(
-    heard, client, each_loop, steps
-):
+async def test_a_connection_that_ends_under_a_command_fails_nobody(heard, client, each_loop, steps):
     async with heard() as subscription:
         got: list[bytes | None] = []
         await add(subscription, "closing", got.append)
