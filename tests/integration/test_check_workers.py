@@ -64,10 +64,8 @@ def test_a_fleet_is_one_line(urls, worker_with):
     with worker_with(), worker_with(), worker_with(), worker_with():
         checked = check(*urls)
     assert checked.well
-    assert re.fullmatch(
-        r"4 answered: (worker-\w+@localhost, ){2}worker-\w+@localhost and 1 more",
-        checked.of("workers").text,
-    )
+    told = r"4 answered: (worker-\w+@localhost, ){2}worker-\w+@localhost and 1 more"
+    assert re.fullmatch(told, checked.of("workers").text)
     assert checked.of("stored results").text.startswith("4 of 4 ")
 
 

@@ -74,10 +74,8 @@ def together(start: Callable[[str], T], names: list[str]) -> dict[str, T]:
 def answers(gateways: Gateways, path: str = "/") -> dict[str, object]:
     """Post to each at once; return the bodies of good answers, the status of others."""
     found = post_each([(f"{gateway.url}{path}", b"hello") for gateway in gateways.values()])
-    return {
-        name: answer.body if answer.code == 200 else answer.code
-        for name, answer in zip(gateways, found, strict=True)
-    }
+    told = [answer.body if answer.code == 200 else answer.code for answer in found]
+    return dict(zip(gateways, told, strict=True))
 
 
 def until_all_answer(gateways: Gateways) -> None:
@@ -95,14 +93,8 @@ def tail(server: Server) -> str:
 
 
 @pytest.fixture(scope="module")
-def broker(own_rabbitmq: RabbitMQ) -> RabbitMQ:
-    """It listens in plain text too, for the tests without TLS."""
-    return own_rabbitmq
-
-
-@pytest.fixture(scope="module")
 def results(stack: Stack, start, certificates: Certificates) -> Server:
-    """The same for results."""
+    """A Redis that listens in plain text too, as the broker does, for the tests without TLS."""
     tls, port = certificates.server, free_port()
     files = ["--tls-ca-cert-file", tls.ca, "--tls-cert-file", tls.cert, "--tls-key-file", tls.key]
     results = start(
@@ -378,14 +370,9 @@ def listed(stack, broker, brokers, results, tmp_path_factory) -> Gateways:
 
     with ThreadPoolExecutor() as pool:
         worker = pool.submit(stack.worker, ";".join(brokers.urls), results.url, env=prefix)
-        shop = pool.submit(
-            stack.worker,
-            broker.url,
-            app="shop",
-            queues=["shop"],
-            cwd=home,
-            env={"BROKER": broker.url, "BACKEND": results.url, "PYTHONPATH": str(home)},
-        )
+        env = {"BROKER": broker.url, "BACKEND": results.url, "PYTHONPATH": str(home)}
+        own = {"app": "shop", "queues": ["shop"], "cwd": home, "env": env}
+        shop = pool.submit(stack.worker, broker.url, **own)
         gateways = together(gateway, STRATEGIES)
         for started in (worker, shop):
             started.result()

@@ -389,20 +389,18 @@ async def test_a_message_that_cannot_be_noted_is_not_sent_again_at_once(client, 
     with recorder() as (server, url):
         # Given something to be told, and a store that does not take what was told,
         config, metrics = Config(state_url=redis_server.url, journal=10), Metrics(routes=["/"])
-        store = ProcessStore(config)
-        await store.start()
-        await fail(store, "A")
-        await store.count(await store.failing("test", 60.0, 9) or (), True)
-        store.told = full = AsyncMock(side_effect=GatewayError("Redis is full"))
-        notifier = telling.Notifier(notify("slack", url), store, metrics)
+        async with started(ProcessStore(config)) as store:
+            await fail(store, "A")
+            await store.count(await store.failing("test", 60.0, 9) or (), True)
+            store.told = full = AsyncMock(side_effect=GatewayError("Redis is full"))
+            notifier = telling.Notifier(notify("slack", url), store, metrics)
 
-        # when it is told, and is to be told a second later,
-        for _ in range(2):
-            notifier.send_news()
-            await asyncio.wait([notifier._task])
+            # when it is told, and is to be told a second later,
+            for _ in range(2):
+                notifier.send_news()
+                await asyncio.wait([notifier._task])
 
-        # then one message was sent.
-        assert (len(server.seen), full.await_count) == (1, 1)
-        await notifier.stop()
-        await store.stop()
+            # then one message was sent.
+            assert (len(server.seen), full.await_count) == (1, 1)
+            await notifier.stop()
         metrics.close()

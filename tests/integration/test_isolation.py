@@ -25,11 +25,8 @@ def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
     """Have a gateway do `work(gateway)`, in this process, with a real strategy and servers."""
 
     def run(work) -> None:
-        settings = {
-            "broker_url": rabbitmq.url,
-            "result_backend": redis_server.url,
-            "routes": [{"path": "/", "deadline": 3}, {"path": "/late", "deadline": 1}],
-        }
+        settings = {"broker_url": rabbitmq.url, "result_backend": redis_server.url}
+        settings["routes"] = [{"path": "/", "deadline": 3}, {"path": "/late", "deadline": 1}]
 
         async def serving() -> None:
             async with connected(request.param, settings) as gateway:

@@ -123,10 +123,8 @@ def ids(answer: Answer) -> tuple[str, str]:
 
 def imported(gateway: Server) -> bool:
     """Has a process of the gateway mapped a library that comes with OpenTelemetry's exporter?"""
-    return any(
-        "google/_upb" in Path(f"/proc/{process.pid}/maps").read_text()
-        for process in gateway.family()
-    )
+    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in gateway.family())
+    return any("google/_upb" in each for each in maps)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -239,16 +237,11 @@ def test_a_sender_that_leaves_is_told(gateway, collector):
 
 
 async def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
-    first, second = (
-        f"traceparent: 00-{'c' * 32}-{PARENT}-00",
-        f"traceparent: 00-{'d' * 32}-{PARENT}-00",
-    )
     key = "Idempotency-Key: traced"
+    parents = [f"traceparent: 00-{digit * 32}-{PARENT}-00" for digit in "cd"]
 
-    answers = await gather(
-        send(gateway, "/once?seconds=1", "joined", first, key),
-        send(gateway, "/once?seconds=1", "joined", second, key),
-    )
+    once = (send(gateway, "/once?seconds=1", "joined", parent, key) for parent in parents)
+    answers = await gather(*once)
 
     # Both get the answer of one task, and each its own ids.
     assert answers[0].body == answers[1].body
@@ -330,12 +323,9 @@ def test_without_the_setting_nothing_changes_and_nothing_is_imported(start, gate
 
 
 def test_the_variables_of_opentelemetry_count(start, collector):
-    gateway = start(
-        "trace_sample = 1",
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
-        OTEL_EXPORTER_OTLP_HEADERS="x-tenant=lab",
-        OTEL_SERVICE_NAME="by variable",
-    )
+    exporter = {"ENDPOINT": collector.url, "HEADERS": "x-tenant=lab"}
+    env = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in exporter.items()}
+    gateway = start("trace_sample = 1", **env, OTEL_SERVICE_NAME="by variable")
     trace = ids(ask(gateway, "/run/a"))[0]
     assert collector.of(trace, "POST /run/{name}")["POST /run/{name}"].service == "by variable"
     path, headers = next(each for each in collector.exports if each[1].get("x-tenant"))
@@ -344,11 +334,8 @@ def test_the_variables_of_opentelemetry_count(start, collector):
 
 def test_a_collector_that_is_gone_delays_nothing_and_is_told_once(start):
     away = free_port()
-    gateway = start(
-        f'trace_sample = 1\ntrace_endpoint = "http://127.0.0.1:{away}"',
-        OTEL_BSP_MAX_QUEUE_SIZE="10",
-        OTEL_BSP_MAX_EXPORT_BATCH_SIZE="5",
-    )
+    env = {"OTEL_BSP_MAX_QUEUE_SIZE": "10", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5"}
+    gateway = start(f'trace_sample = 1\ntrace_endpoint = "http://127.0.0.1:{away}"', **env)
     told = "spans are not exported, and may be lost"
     answers = [ask(gateway, "/run/a", f"gone {number}") for number in range(20)]
     until(lambda: told in gateway.output())
@@ -358,9 +345,8 @@ def test_a_collector_that_is_gone_delays_nothing_and_is_told_once(start):
     lines = [line for line in gateway.output().splitlines() if "span" in line]
     assert len([line for line in lines if told in line]) == 1
     # Nothing of the library's, and what is left at the end is given up.
-    assert [
-        line for line in lines if told not in line and "the last spans are lost" not in line
-    ] == []
+    others = [line for line in lines if told not in line and "the last spans are lost" not in line]
+    assert others == []
     assert "drained: all requests are answered" in gateway.output()
 
 
