@@ -631,24 +631,6 @@ def at_once(server, *sends):
     return ids
 
 
-def test_no_reply_waits_for_a_slow_task(worker, redis_server):
-    # Given a task that was quick so far,
-    server, requester = worker("shop")
-    gate = f"gate-{uuid.uuid4()}"
-    for _ in range(3):
-        assert requester.call("shop.gate")["result"] == "hello"
-
-    # when it is slow once, after others that have come with it,
-    waits = lambda: requester.send("shop.gate", query={"gate": gate})  # noqa: E731
-    *quick, slow = at_once(server, *[lambda: requester.send("shop.gate")] * 5, waits)
-
-    # then their replies are there before it ends.
-    assert [requester.reply(task_id)[1]["status"] for task_id in quick] == ["SUCCESS"] * 5
-    assert not requester.replied(slow)
-    redis_server.client.rpush(gate, "go")
-    assert requester.reply(slow)[1]["status"] == "SUCCESS"
-
-
 @pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
 @pytest.mark.parametrize("switch", ["1", "0"])
 def test_messages_of_any_size_are_read(worker, rabbitmq, pool, switch):

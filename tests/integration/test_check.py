@@ -370,15 +370,11 @@ socket.getaddrinfo = getaddrinfo
 
 
 @pytest.mark.parametrize(
-    ("alarm", "end"),
-    [
-        (("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.6")),
-        (("set_disk_free_limit", "999GB"), ("set_disk_free_limit", "50MB")),
-    ],
-    ids=["memory", "disk"],
+    ("limit", "low", "usual"),
+    [("vm_memory_high_watermark", "0", "0.6"), ("disk_free_limit", "999GB", "50MB")],
 )
-def test_an_alarm(rabbitmq, urls, alarm, end):
-    rabbitmq.ctl(*alarm)
+def test_an_alarm(rabbitmq, urls, limit, low, usual):
+    rabbitmq.ctl(f"set_{limit}", low)
     try:
         checked = check(*urls)
         line = checked.of("broker")
@@ -387,7 +383,7 @@ def test_an_alarm(rabbitmq, urls, alarm, end):
         apply(rabbitmq, line.text)
         assert check(*urls).well
     finally:
-        rabbitmq.ctl(*end)
+        rabbitmq.ctl(f"set_{limit}", usual)
 
 
 @pytest.mark.parametrize("frozen", [("broker",), ("store",), ("broker", "store")], ids="-".join)

@@ -83,16 +83,6 @@ async def test_http_1_0_is_told_that_its_connection_is_kept(serve):
             assert (answer.body, answer.headers["connection"]) == (body, "keep-alive")
 
 
-async def test_open_connections_are_counted(serve):
-    gateway = serve()
-    async with await gateway.open() as connection:
-        await connection.ask(request())
-        assert gateway.metrics.get("gateway_connections_open") == 1
-        await connection.ask(request(b"", "/", "Connection: close"))
-        await connection.at_end()
-    assert gateway.metrics.get("gateway_connections_open") == 0
-
-
 # Waiting ----------------------------------------------------------------------------------
 
 

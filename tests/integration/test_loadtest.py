@@ -71,16 +71,10 @@ SHORT = ["--connections", "8", "--threads", "2", "--duration", "1", "--others", 
 HERE = "--repeats 1 --duration 1 --threads 2 --checked 20 --others 100 --strategies"
 BRIEFLY = {
     "paths": (f"{HERE} redis --connections 8", "redis", 2),
-    "cost": (
-        f"{HERE} pika --connections 8 --requests 100",
-        "pika pika,_stock_worker tornado tornado-below reply store ignore_result stock",
-        7,
-    ),
-    "peers": (
-        f"{HERE} pika --connections 8",
-        "pika flower fastapi granian taskiq faststream amqp",
-        5,
-    ),
+    "cost": (f"{HERE} pika --connections 8 --requests 100",
+        "pika pika,_stock_worker tornado tornado-below reply store ignore_result stock", 7),
+    "peers": (f"{HERE} pika --connections 8",
+        "pika flower fastapi granian taskiq faststream amqp", 5),
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
     "waiting": (f"{HERE} redis --connections 40 --task sleep:2", "redis tornado", 2),
     "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
@@ -93,31 +87,20 @@ BRIEFLY = {
     "worker-pools": (f"{HERE} redis --connections 8", "redis", 1),
     "replies": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "fronts": (f"{HERE} pika --connections 8", "pika", 0),
-    "consumers": (
-        "--repeats 1 --connections 2 --prefetch 1,8 --requests 1000 --others 100",
-        "pika py-amqp aio-pika frames",
-        0,
-    ),
-    "transports": (
-        "--repeats 1 --requests 2000 --others 100",
-        " ".join({case.transport.replace(" ", "_") for case in CASES}),
-        0,
-    ),
-    "loops": (
-        f"{HERE} pika --connections 8 --requests 20",
+    "consumers": ("--repeats 1 --connections 2 --prefetch 1,8 --requests 1000 --others 100",
+        "pika py-amqp aio-pika frames", 0),
+    "transports": ("--repeats 1 --requests 2000 --others 100",
+        " ".join({case.transport.replace(" ", "_") for case in CASES}), 0),
+    "loops": (f"{HERE} pika --connections 8 --requests 20",
         "one_thread 8_processes 100_threads aiohttp echo,_sockets echo,_streams echo,_protocols "
-        "gateway,_pika",
-        0,
-    ),
+        "gateway,_pika", 0),
     "pools": ("--connections 2 --requests 3 --task sleep:0.1 --others 100", "gevent", 0),
-}
+}  # fmt: skip
 
 PLOTS = {
-    "growth": {"rate", "time"},
-    "soak": set(soak.WATCHED),
-    "consumers": {"connections", "prefetch-2", "cpu-2"},
-    "pools": {"memory-gevent", "cpu-gevent"},
-}
+    "growth": {"rate", "time"}, "soak": set(soak.WATCHED),
+    "consumers": {"connections", "prefetch-2", "cpu-2"}, "pools": {"memory-gevent", "cpu-gevent"},
+}  # fmt: skip
 
 # The app server that rests before each task: wrk sends as fast as it is answered, and more of the
 # same requests would show no more.
