@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pika
 import pytest
-import redis
 from celery import Celery
 
 import appserver
@@ -22,7 +21,7 @@ from appserver.poison import BEGUN_AGAIN
 from gateway.stack.server import poll
 from tests.faults.proxy import Proxy
 from tests.faults.servers import channel
-from tests.support.stack import StackError, shared
+from tests.support.stack import Server, StackError, shared
 from tests.support.waiting import until
 
 ROOT = str(Path(appserver.__file__).parents[1])
@@ -162,8 +161,8 @@ class Requester:
 class Store:
     """The Redis that workers store in."""
 
-    def __init__(self, url: str):
-        self.client = redis.Redis.from_url(url)
+    def __init__(self, server: Server):
+        self.client = server.client
 
     def now(self, task_id):
         value = self.client.get(f"celery-task-meta-{task_id}")
@@ -176,9 +175,7 @@ class Store:
 
 @pytest.fixture
 def store(redis_server):
-    store = Store(redis_server.url)
-    yield store
-    store.client.close()
+    return Store(redis_server)
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +507,7 @@ def test_fork_leaves_the_parents_connection_alone(worker):
 def test_results_of_a_turn_are_stored_though_redis_is_restarted(stack, worker, pool):
     own = stack.redis()
     server, requester = worker(pool=pool, results=own.url)
-    store = Store(own.url)
+    store = Store(own)
     # Given results that are to be stored by a worker that has stored before,
     store.meta(requester.send("appserver.tasks.echo", reply_to="nobody"))
     own.kill()
@@ -524,9 +521,7 @@ def test_results_of_a_turn_are_stored_though_redis_is_restarted(stack, worker, p
         assert {store.meta(each)["status"] for each in ids} == {"SUCCESS"}
         assert "is lost" not in server.output()
     finally:
-        store.client.close()
         server.kill()
-        own.stop()
 
 
 def states(rabbitmq, server):

@@ -196,17 +196,12 @@ async def test_a_journal_waits_until_its_slot_has_moved(nodes, moved):
     async with JournalStore.opened(config) as store:
         await store.write([begun("left"), answered("failed", FAILED, 502), answered("open")])
         own = [
-            lambda: store.write([begun("new")]),
-            lambda: store.write([later("left", SUCCEEDED)]),
-            lambda: store.due(10, 1, 1),
-            lambda: store.trim(10),
-            lambda: store.changed(10, 1_000, 0.0),
-            lambda: store.there(["left"]),
-            lambda: anext(store.unmarked(10)),
-            lambda: anext(store.entries(False)),
-            lambda: store.failing("process", 60.0, 10),
-            store.groups,
-        ]
+            lambda: store.write([begun("new")]), lambda: store.write([later("left", SUCCEEDED)]),
+            lambda: store.due(10, 1, 1), lambda: store.trim(10),
+            lambda: store.changed(10, 1_000, 0.0), lambda: store.there(["left"]),
+            lambda: anext(store.unmarked(10)), lambda: anext(store.entries(False)),
+            lambda: store.failing("process", 60.0, 10), store.groups,
+        ]  # fmt: skip
         await asyncio.sleep(FIRST_LOOK / 1000)  # one is due
         async with moving(nodes, keys.deliveries, keys.of("left")) as move:
             if moved:

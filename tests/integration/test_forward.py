@@ -161,7 +161,7 @@ def test_who_cannot_be_served_is_told(gateway, local):
         (command(gateway, local.url, "--route", "x"), "400: route: x: is not a path"),
         (command(gateway, "ftp://h"), "--to: is written as http://"),
         (command(gateway, "http://[::1"), "--to: is written as http://"),
-        (command(gateway, local.url, token=f"{TOKEN}\n"), "--token: has letters that are not"),
+        (command(gateway, local.url, token=f"{TOKEN}\n"), "has letters that are not ASCII"),
         (command(gateway, local.url, "--admin", nobody, "--id", "x"), "onnect"),
     ):
         done = run_gateway(*argv)

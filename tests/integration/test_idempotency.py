@@ -161,8 +161,10 @@ def test_a_message_that_comes_back_releases_its_claim(servers, pair):
     gateways = {strategy: pair(strategy)[0] for strategy in ("redis", "threadpool")}
 
     def each() -> list[Answer]:
-        sent = ((g, f"returned-{name}", f"Idempotency-Key: {name}") for name, g in gateways.items())
-        return [run(send(gateway, "/nowhere", *each)) for gateway, *each in sent]
+        return [
+            run(send(gateway, "/nowhere", f"returned-{name}", f"Idempotency-Key: {name}"))
+            for name, gateway in gateways.items()
+        ]
 
     refused = each()
     assert [answer.type for answer in refused] == ["unroutable"] * len(gateways)

@@ -107,11 +107,9 @@ async def test_what_fails_together_is_counted_once(config, metrics, client):
     try:
         async with opened(config, metrics) as journal:
             # an acceptance counts when it is answered, as it is written again then.
-            begun = journal.begin(message("accepted"), "task", "")
-            assert not await begun
+            assert not await journal.begin(message("accepted"), "task", "")
             assert metrics.get(LOST) == 0
-            given = ("202", "0.1", "", "", "")
-            journal.write(message("accepted"), "task", "", ACCEPTED, given)
+            answer(journal, "accepted")
             answer(journal, "other")
             await eventually(lambda: metrics.get(LOST) == 2)
             client.config_set("maxmemory", "0")
@@ -127,10 +125,9 @@ async def test_a_delivery_that_could_not_be_begun_is_whole_when_answered(config,
     client.config_set("maxmemory", "1")
     try:
         async with opened(config, metrics) as journal:
-            begun = journal.begin(message("one"), "task", "")
-            assert not await begun
+            assert not await journal.begin(message("one"), "task", "")
             client.config_set("maxmemory", "0")
-            journal.write(message("one"), "task", "", ACCEPTED, ("202", "0.1", "", "", ""))
+            answer(journal, "one")
     finally:
         client.config_set("maxmemory", "0")
     one = await kept(config, "one")
@@ -299,11 +296,10 @@ async def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client
     config = config.model_copy(update={"max_in_flight_bytes": 2_000})
 
     async with opened(config, metrics) as journal:
-        large = message("large", size=2_000)
-        begun = journal.begin(large, "task", "")
+        begun = journal.begin(message("large", size=2_000), "task", "")
         assert begun.done() and not begun.result()
         assert metrics.get(LOST) == 0  # it is written again when it is answered
-        journal.write(large, "task", "", ACCEPTED, ("202", "0.1", "", "", ""))
+        answer(journal, "large", size=2_000)
         assert metrics.get(LOST) == 1
         answer(journal, "small")
     assert await kept(config, "large") is None

@@ -129,15 +129,10 @@ class Gateways:
             await results.stop()
 
     async def answer(
-        self,
-        late: LateAnswers,
-        body: Any,
-        given: bool = True,
-        task_id: str = "",
-        by: Doomed | None = None,
+        self, late: LateAnswers, body: Any, given: bool = True, task_id: str = "", by: Any = None
     ) -> str:
-        """Give the fallback for a delivery with `body`, unless the process that is to do so is
-        killed before; return the id of the delivery's task."""
+        """Give the fallback for a delivery with `body`, unless the process with the failpoint `by`
+        is killed before; return the id of the delivery's task."""
         task_id, fallback = task_id or str(uuid4()), asyncio.Event()
 
         def give() -> bool:

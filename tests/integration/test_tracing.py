@@ -154,23 +154,18 @@ def test_one_id_from_the_sender_to_the_tasks_log(start, collector, worker, strat
     delivery, task = (server.attributes.pop(f"gateway.{it}.id") for it in ("delivery", "task"))
     assert f" delivery={delivery} " in line and answer.headers["x-delivery-id"] == delivery
     assert server.attributes == {
-        "http.request.method": "POST",
-        "http.route": "/run/{name}",
-        "http.response.status_code": 200,
-        "url.path": f"/run/{strategy}",
+        "http.request.method": "POST", "http.route": "/run/{name}",
+        "http.response.status_code": 200, "url.path": f"/run/{strategy}",
         "client.address": "127.0.0.1",
-    }
+    }  # fmt: skip
     size = publish.attributes.pop("messaging.message.body.size")
     assert size > len(body)
     assert publish.attributes == {
-        "messaging.system": "rabbitmq",
-        "messaging.operation.name": "publish",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": QUEUE,
-        "messaging.rabbitmq.destination.routing_key": QUEUE,
-        "messaging.message.id": task,
+        "messaging.system": "rabbitmq", "messaging.operation.name": "publish",
+        "messaging.operation.type": "send", "messaging.destination.name": QUEUE,
+        "messaging.rabbitmq.destination.routing_key": QUEUE, "messaging.message.id": task,
         "celery.task_name": "traced.run",
-    }
+    }  # fmt: skip
     assert publish.kind == "producer"
     own = [span for span in spans.values() if span.service == "hooks"]
     assert {span.parent_id for span in own} == {PARENT, server.span_id}
