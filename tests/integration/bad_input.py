@@ -181,9 +181,5 @@ TAKEN = [
     ),
 ]
 
-CASES = [
-    *MALFORMED,
-    *REFUSED,
-    Case("connect", request(method="CONNECT", target="gateway:443"), (400, 404, 405)),
-    *TAKEN,
-]
+CONNECT = Case("connect", request(method="CONNECT", target="gateway:443"), (400, 404, 405))
+CASES = [*MALFORMED, *REFUSED, CONNECT, *TAKEN]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.faults.proxy import Proxy
 from tests.integration.checking import worker_of
 from tests.integration.deliveries import ROOT, Servers
 from tests.support.otlp import Collector
@@ -20,17 +21,10 @@ Start = Callable[[Callable[[], Server]], Server]
 #: The modules that `make test` runs: those that need little time and have found the most. The
 #: others are marked `long`.
 QUICK = {
-    *("bad_input", "claims", "http", "http_connections", "http_limits", "idempotency", "journal"),
-    *(
-        "late_answers",
-        "lost_connections",
-        "pipeline",
-        "publisher",
-        "result_script",
-        "subscription",
-        "unattended_tasks",
-    ),
-}
+    "bad_input", "claims", "http", "http_connections", "http_limits", "idempotency", "journal",
+    "late_answers", "lost_connections", "pipeline", "publisher", "result_script", "subscription",
+    "unattended_tasks",
+}  # fmt: skip
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -92,12 +86,14 @@ def servers(stack, redis_server, request) -> Servers:
 
 @pytest.fixture(scope="module")
 def start_gateway(stack, urls, tmp_path_factory) -> Callable[..., Server]:
-    """Start gateways with a configuration, at the module's servers."""
+    """Start gateways with a configuration, whose file is its `config`, at the module's servers."""
 
     def start(config: str, *options: str, **more: Any) -> Server:
         file = tmp_path_factory.mktemp("gateway") / "gateway.toml"
         file.write_text(config)
-        return stack.gateway(*urls, "--config", str(file), *options, **more)
+        gateway = stack.gateway(*urls, "--config", str(file), *options, **more)
+        gateway.config = file
+        return gateway
 
     return start
 
@@ -148,6 +144,14 @@ def client(redis_server: Server) -> Iterator[redis.Redis]:
         client.flushall()
         client.config_resetstat()
         yield client
+
+
+@pytest.fixture
+def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
+    """A proxy of the broker's port."""
+    proxy = Proxy(rabbitmq.port)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture(scope="module")

@@ -76,11 +76,7 @@ class Servers:
         return code, *capsys.readouterr()
 
     def start_worker(
-        self,
-        queues: Sequence[str] = ("celery",),
-        concurrency: int = 4,
-        pool: str = "",
-        **env: str,
+        self, queues: Sequence[str], concurrency: int = 4, pool: str = "", **env: str
     ) -> Server:
         worker = self.stack.worker(
             self.broker.url,

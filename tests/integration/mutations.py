@@ -68,11 +68,8 @@ def _replace(random: Random, data: bytes) -> bytes:
 
 def _flip(random: Random, data: bytes) -> bytes:
     at = random.randrange(len(data) or 1)
-    return (
-        data[:at]
-        + bytes([byte ^ 1 << random.randrange(8) for byte in data[at : at + 1]])
-        + data[at + 1 :]
-    )
+    changed = bytes([byte ^ 1 << random.randrange(8) for byte in data[at : at + 1]])
+    return data[:at] + changed + data[at + 1 :]
 
 
 def _insert(random: Random, data: bytes) -> bytes:

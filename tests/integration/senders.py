@@ -7,12 +7,9 @@ import hmac
 import json
 import secrets
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from typing import Any
 
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CBC
 from wechatpy.crypto import PrpCrypto, WeChatCrypto
 
 from tests.integration.webhooks import Call
@@ -65,11 +62,11 @@ def decrypted(reply: dict[str, Any]) -> str:
     return crypto.decrypt_message(reply, signature, timestamp, nonce)
 
 
-def dingtalk(event: dict[str, Any], proof_name: str = "msg_signature") -> Call:
+def dingtalk(event: dict[str, Any]) -> Call:
     """Return an event of DingTalk's."""
     sealed = encrypted(json.dumps(event))
     query = times() | {"timestamp": str(int(time.time() * 1000))}
-    query[proof_name] = proof(query, sealed)
+    query["msg_signature"] = proof(query, sealed)
     return Call("/dingtalk", json.dumps({"encrypt": sealed}).encode(), query=query)
 
 
@@ -78,16 +75,3 @@ def dingtalks_word(body: bytes) -> str:
     reply = json.loads(body)
     names = {"encrypt": "Encrypt", "msg_signature": "MsgSignature", "timeStamp": "TimeStamp"}
     return decrypted({names.get(name, name.title()): value for name, value in reply.items()})
-
-
-def feishu(event: dict[str, Any]) -> Call:
-    """Return an event of Feishu's."""
-    plain = json.dumps(event).encode()
-    missing = 16 - len(plain) % 16
-    iv, key = secrets.token_bytes(16), hashlib.sha256(SECRET.encode()).digest()
-    encryptor = Cipher(AES(key), CBC(iv)).encryptor()
-    sealed = iv + encryptor.update(plain + bytes([missing]) * missing) + encryptor.finalize()
-    body, timestamp = json.dumps({"encrypt": b64encode(sealed).decode()}), str(int(time.time()))
-    signature = hashlib.sha256(f"{timestamp}n{SECRET}{body}".encode()).hexdigest()
-    lark = {"Request-Timestamp": timestamp, "Request-Nonce": "n", "Signature": signature}
-    return Call("/feishu", body.encode(), {f"X-Lark-{name}": v for name, v in lark.items()})

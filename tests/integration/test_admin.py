@@ -66,10 +66,7 @@ def test_a_probe_may_ask_for_the_header_only(gateway, path):
 
 
 async def test_connections_end_with_their_answer_or_when_none_is_asked_for(gateway):
-    async with (
-        await Connection.open(gateway.admin_port) as used,
-        await Connection.open(gateway.admin_port) as unused,
-    ):
+    async with connections(gateway.admin_port, 2) as (used, unused):
         assert (await used.ask(request(b"", "/healthz", method="GET"))).status == 200
         await asyncio.wait_for(end_of(used), admin.ARRIVAL / 2)
         unused.send(b"GET /healthz HTTP/1.1\r\n")

@@ -18,6 +18,7 @@ from tests.support.requests import metric
 from tests.support.stack import Server
 from tests.support.waiting import eventually
 
+SUCCESS = {"fallback": "success", "content_type": "text/xml"}
 CONFIG = (
     URLS
     + "timeout = 5\n"
@@ -27,13 +28,7 @@ CONFIG = (
     + route("/unmoved")
     + route("/later", answer="wait-then-accept", deadline=1.0)
     + route("/soon", answer="wait-then-accept", deadline=30.0)
-    + route(
-        "/fallback",
-        answer="wait-then-accept",
-        deadline=1.0,
-        fallback="success",
-        content_type="text/xml",
-    )
+    + route("/fallback", answer="wait-then-accept", deadline=1.0, **SUCCESS)
     + route("/fails", "appserver.tasks.fail", answer="accept")
     + route("/nowhere", answer="accept", queue="a-queue-that-nobody-makes", declare=False)
 )

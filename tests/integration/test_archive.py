@@ -44,6 +44,7 @@ from gateway.journal.store import NOT_ANSWERED, JournalStore, Refusal, Row
 from gateway.journal.writing import SizeWatch
 from gateway.stack.server import poll
 from tests import archive_kills
+from tests.integration.checking import write
 from tests.support.parts import started
 from tests.support.stack import Server, Stack
 from tests.support.waiting import eventually
@@ -309,17 +310,14 @@ def test_a_text_is_erased_however_it_is_encoded(config, text):
     typed = {"__type__": "base64", "__value__": b64encode(b"\xff" + whole.encode()).decode()}
     calls.append(json.dumps([[{}, {}, typed], {}, {}]).encode())
     is_about = SoughtText(text).is_about
-    entries = [
-        Entry({"id": f"d{i}"}, "t", "s", "q", None, 0.0, each, position=f"1-{i}")
-        for i, each in enumerate(calls)
-    ]
-    entries += [
-        Entry({"id": name, "query_string": form(whole)}, "t", "s", "q", None, 0.0, b"", position=at)
-        for name, form, at in (("q1", by_bytes, "1-90"), ("q2", quote_plus, "1-91"))
-    ]
-    other = Entry(
-        {"id": "other"}, "t", "s", "q", None, 0.0, b'[["100%", "+"], {}, {}]', position="1-99"
-    )
+
+    def entry(number: int, call: bytes = b"", **about: str) -> Entry:
+        known = {"id": f"d{number}", **about}
+        return Entry(known, "t", "s", "q", None, 0.0, call, position=f"1-{number}")
+
+    entries = [entry(number, call) for number, call in enumerate(calls)]
+    entries += [entry(90, query_string=by_bytes(whole)), entry(91, query_string=quote_plus(whole))]
+    other = entry(99, b'[["100%", "+"], {}, {}]', id="other")
     assert all(map(is_about, entries)) and not is_about(other)
     database = Database(config)
     database.migrate()
@@ -473,16 +471,13 @@ def test_the_command_reads_an_archive_without_servers(config, tmp_path, capsys):
     written(config, begun("a", "hello"))
     archive(config)
     nobody = "redis://127.0.0.1:1/0"
-    file = tmp_path / "gateway.toml"
-    file.write_text(
-        f'journal = 100\nstrategy = "pika"\nresult_backend = "{nobody}"\n'
-        f'archive_url = "{config.archive}"\n'
-    )
-    assert main(["deliveries", "list", "--json", "--config", str(file)]) == 0
+    alone = f'strategy = "pika"\nresult_backend = "{nobody}"\narchive_url = "{config.archive}"\n'
+    options = write(tmp_path, f"journal = 100\n{alone}")
+    assert main(["deliveries", "list", "--json", *options]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["id"] == "a"
     assert f"gateway: {nobody}" in err
-    assert main(["deliveries", "show", "--config", str(file), "a"]) == 0
+    assert main(["deliveries", "show", *options, "a"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["body"] == "hello"
 
@@ -668,12 +663,9 @@ def test_a_person_is_erased(config, archived, tmp_path, capsys):
         client.hset(f"{config.prefix}{{late}}:task:{task}", mapping=values)
         client.zadd(f"{config.prefix}{{late}}:due", {str(task): 1.0})
 
-    file = tmp_path / "gateway.toml"
-    file.write_text(
-        f'journal = 100\nstrategy = "pika"\nresult_backend = ""\nstate_url = "{config.state}"\n'
-        f'archive_url = "{config.archive}"\nstate_prefix = "{config.state_prefix}"\n'
-    )
-    own = ["deliveries", "erase", "--config", str(file), "--text", MARK.lower()]
+    text = f'journal = 100\nstrategy = "pika"\nresult_backend = ""\nstate_url = "{config.state}"\n'
+    text += f'archive_url = "{config.archive}"\nstate_prefix = "{config.state_prefix}"\n'
+    own = ["deliveries", "erase", *write(tmp_path, text), "--text", MARK.lower()]
     assert main([*own, "--dry-run"]) == 0
     number = {"all": 4, "before": 4, "none": 0}[archived]
     counts = f"4 deliveries of the journal, {number} of the archive, 2 kept answers, 1 late answers"

@@ -72,11 +72,8 @@ def executed(servers: Servers, gateway: Server) -> Iterator[Callable[[], list[by
     assert without_refusals(gateway.output()) == log
 
 
-#: What is refused directly is refused in test_http.py, where tasks are in memory.
-DIRECTLY = [case for case in bad_input.CASES if 200 in case.statuses or case.name == "connect"]
-
-
-@pytest.mark.parametrize("case", DIRECTLY, ids=str)
+# What is refused directly is refused in test_http.py, where tasks are in memory.
+@pytest.mark.parametrize("case", [bad_input.CONNECT, *bad_input.TAKEN], ids=str)
 def test_directly(gateway, executed, case):
     found = asyncio.run(answers(gateway, case.data, max(1, len(case.bodies))))
 

@@ -267,14 +267,9 @@ def test_a_pool_grows_with_its_tasks_and_its_processes_are_replaced(gateway, ser
 
 
 def test_periodic_tasks_run_beside_the_gateway(gateway, client, app, tmp_path):
-    app.conf.beat_schedule = {
-        "tick": {
-            "task": "features.noted",
-            "schedule": 0.2,
-            "args": ["ticks"],
-            "options": {"queue": QUEUE, "ignore_result": True},
-        }
-    }
+    options = {"queue": QUEUE, "ignore_result": True}
+    tick = {"task": "features.noted", "schedule": 0.2, "args": ["ticks"], "options": options}
+    app.conf.beat_schedule = {"tick": tick}
     beat = EmbeddedService(app, thread=True, schedule_filename=str(tmp_path / "schedule"))
     beat.start()
     try:

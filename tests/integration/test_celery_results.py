@@ -54,9 +54,7 @@ def waiting(client: redis.Redis) -> Iterator[Callable[..., Future[Outcome]]]:
 
 
 @pytest.mark.parametrize("prefix", ["", "shop"])
-def test_a_result_without_a_task_id_is_found_after_a_lost_subscription(
-    opened, client, waiting, prefix
-):
+def test_a_result_without_a_task_id_is_found_after_a_cut(opened, client, waiting, prefix):
     """Celery's own code fetches what it has missed, and looks in it for whose it is."""
     celery = opened(result_key_prefix=prefix)
     # Given somebody who waits,
@@ -132,9 +130,7 @@ def test_an_empty_result_is_a_result(opened, client):
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["heard", "stored"])
-def test_a_celery_without_what_is_replaced_reads_results_itself(
-    opened, client, monkeypatch, caplog, heard
-):
+def test_without_what_is_replaced_celery_reads_results(opened, client, monkeypatch, caplog, heard):
     monkeypatch.setattr(celery_results, "REPLACED", [(Celery, "_get_backend"), (Celery, "_no")])
     celery = opened()
     assert caplog.messages == ["_no is missing in this version: results are read as Celery does"]

@@ -133,9 +133,7 @@ def test_a_port_of_something_else_is_told_in_a_line(stack, start, rabbitmq, redi
     [("", "", ""), (".*", "^celery$", ".*"), None],
     ids=["nothing", "no default exchange", "not the virtual host"],
 )
-def test_a_permission_that_the_gateway_lacks_is_told_with_the_remedy(
-    rabbitmq, redis_server, user, permissions
-):
+def test_a_missing_permission_is_told_with_the_remedy(rabbitmq, redis_server, user, permissions):
     if permissions is not None:
         rabbitmq.ctl("set_permissions", user, *permissions)
     urls = servers_at(as_user(rabbitmq, user), redis_server.url)
@@ -372,15 +370,11 @@ socket.getaddrinfo = getaddrinfo
 
 
 @pytest.mark.parametrize(
-    ("alarm", "end"),
-    [
-        (("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.6")),
-        (("set_disk_free_limit", "999GB"), ("set_disk_free_limit", "50MB")),
-    ],
-    ids=["memory", "disk"],
+    ("limit", "low", "usual"),
+    [("vm_memory_high_watermark", "0", "0.6"), ("disk_free_limit", "999GB", "50MB")],
 )
-def test_an_alarm(rabbitmq, urls, alarm, end):
-    rabbitmq.ctl(*alarm)
+def test_an_alarm(rabbitmq, urls, limit, low, usual):
+    rabbitmq.ctl(f"set_{limit}", low)
     try:
         checked = check(*urls)
         line = checked.of("broker")
@@ -389,7 +383,7 @@ def test_an_alarm(rabbitmq, urls, alarm, end):
         apply(rabbitmq, line.text)
         assert check(*urls).well
     finally:
-        rabbitmq.ctl(*end)
+        rabbitmq.ctl(f"set_{limit}", usual)
 
 
 @pytest.mark.parametrize("frozen", [("broker",), ("store",), ("broker", "store")], ids="-".join)

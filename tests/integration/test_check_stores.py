@@ -52,9 +52,7 @@ def test_a_redis_that_is_away(rabbitmq, results, tmp_path, place):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["state_url", "result_backend"])
-def test_the_state_line_names_the_setting_that_its_url_comes_from(
-    rabbitmq, results, client, tmp_path, own
-):
+def test_the_state_line_names_the_setting_of_its_url(rabbitmq, results, client, tmp_path, own):
     client.config_set("appendonly", "yes")
     dead = f"redis://127.0.0.1:{free_port()}/0"
     origin = "(state_url)" if own else "(result_backend, as state_url is not set)"
@@ -127,9 +125,7 @@ def test_claims_that_are_not_on_disk_are_a_warning(rabbitmq, results, client, tm
     assert client.keys("gateway:*") == []
 
 
-def test_claims_cannot_be_taken_from_a_replica_or_a_full_redis(
-    rabbitmq, redis_server, results, client, tmp_path
-):
+def test_a_replica_and_a_full_redis_are_told(rabbitmq, redis_server, results, client, tmp_path):
     config = write(tmp_path, f'state_url = "{results.url}"\n' + KEYED)
     args = [*config, *servers_at(rabbitmq.url, redis_server.url)]
     client.config_set("maxmemory", 1)
@@ -169,9 +165,7 @@ def test_a_permission_that_is_missing(rabbitmq, results, client, tmp_path, right
 
 
 @pytest.mark.parametrize("strategy", ["redis", "pika"])
-def test_an_account_without_dangerous_commands_is_enough(
-    stack, rabbitmq, results, client, tmp_path, strategy
-):
+def test_no_dangerous_commands_are_needed(stack, rabbitmq, results, client, tmp_path, strategy):
     """As managed servers give them: no INFO, CONFIG, KEYS, ROLE, CLIENT KILL."""
     client.acl_setuser("limited", enabled=True, passwords="+sesame", reset=True)
     rights = "+@all", "-@dangerous", "~*", "&*"

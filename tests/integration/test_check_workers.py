@@ -31,9 +31,7 @@ def test_no_worker_at_all(urls):
     assert "celery -A APP worker -n NAME@%h -Q celery" in checked.of("workers").text
 
 
-def test_workers_on_the_queue_that_lack_its_task(
-    stack, rabbitmq, redis_server, worker_with, tmp_path
-):
+def test_workers_of_the_queue_lack_its_task(stack, rabbitmq, redis_server, worker_with, tmp_path):
     # Given a worker on the route's queue that lacks the task, and one elsewhere that has it,
     config = write(tmp_path, ROUTE + 'task = "faults.run"\n')
     other = {"app": "tests.faults.tasks", "queues": ["elsewhere"], "cwd": ROOT}
@@ -66,10 +64,8 @@ def test_a_fleet_is_one_line(urls, worker_with):
     with worker_with(), worker_with(), worker_with(), worker_with():
         checked = check(*urls)
     assert checked.well
-    assert re.fullmatch(
-        r"4 answered: (worker-\w+@localhost, ){2}worker-\w+@localhost and 1 more",
-        checked.of("workers").text,
-    )
+    told = r"4 answered: (worker-\w+@localhost, ){2}worker-\w+@localhost and 1 more"
+    assert re.fullmatch(told, checked.of("workers").text)
     assert checked.of("stored results").text.startswith("4 of 4 ")
 
 
@@ -118,9 +114,7 @@ def test_results_elsewhere(
 
 
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
-def test_a_worker_whose_redis_takes_nothing_survives(
-    urls, redis_server, stack, start, worker_with, pool
-):
+def test_a_worker_whose_redis_takes_nothing_survives(urls, stack, start, worker_with, pool):
     other = start(stack.redis)
     other.client.config_set("maxmemory", 1)
     with worker_with(other.url, None, pool) as running:

@@ -168,9 +168,7 @@ async def test_a_lost_reply_to_a_takeover_forgets_no_task_id(start, stack):
 @pytest.mark.parametrize(
     ("size", "number", "most"), [(2, 5_000, 200), (500, 5_000, 825), (2_048, 2_500, 2_760)]
 )
-async def test_a_claim_takes_no_more_memory_than_documented(
-    start, stack, patient, size, number, most
-):
+async def test_a_claim_takes_no_more_memory_than_is_said(start, stack, patient, size, number, most):
     server = start(stack.redis)
 
     async with both(server.url) as (a, _b):
@@ -203,10 +201,7 @@ async def test_a_large_answer_is_not_kept_beside_its_claim(two):
             owner = await a.take(name, b"digest", task(name))
             a.finish(owner, Answer(200, TEXT, b"." * size))
             assert await a.state(owner) == (DONE, None)
-        small, large = (
-            await b.take("x", b"digest", task("b")),
-            await b.take("y", b"digest", task("b")),
-        )
+        small, large = [await b.take(name, b"digest", task("b")) for name in "xy"]
 
     assert (small.state, len(small.answer.body)) == (DONE, 2_048)
     assert (large.state, large.answer, large.task_id) == (DONE, None, task("y"))
@@ -218,13 +213,10 @@ async def test_two_deployments_share_no_claims(redis_server, patient):
             return (await claims.take("x", b"digest", TaskIds().new())).state
 
     redis_server.client.flushdb()
-    apart = [
-        {},
-        {"broker_url": "amqp://127.0.0.1/other"},
-        {"result_key_prefix": "other"},
-        {"state_prefix": "other"},
-    ]
-    assert [await take(**settings) for settings in apart] == [MINE] * len(apart)
+    assert await take() == MINE
+    assert await take(broker_url="amqp://127.0.0.1/other") == MINE
+    assert await take(result_key_prefix="other") == MINE
+    assert await take(state_prefix="other") == MINE
     assert await take(broker_url="amqp://127.0.0.2//") == PUBLISHING
 
 
@@ -271,11 +263,8 @@ async def test_another_look_is_no_other_try(two):
         await a.take("x", b"digest", task("2"), again=True)
         looked = await a.take("x", b"digest", task("3"), again=True)
         alone = await b.take("y", b"digest", task("4"), again=True)
-        assert [looked.tries, (await a.take("x", b"digest", task("5"))).tries, alone.tries] == [
-            1,
-            2,
-            1,
-        ]
+        later = await a.take("x", b"digest", task("5"))
+        assert [each.tries for each in (looked, later, alone)] == [1, 2, 1]
 
 
 async def test_a_failure_is_heard_of_by_those_who_wait_and_not_brought_back(two):
@@ -339,11 +328,8 @@ async def test_a_lease_is_renewed_while_its_message_waits(two, redis_server):
         lapse(redis_server, longer)
         await eventually(lambda: not lapsed(longer))
         assert lapsed(held)
-        assert [(await b.take(name, b"digest", task("b"))).state for name in "xyz"] == [
-            LAPSED,
-            PUBLISHING,
-            LAPSED,
-        ]
+        states = [(await b.take(name, b"digest", task("b"))).state for name in "xyz"]
+        assert states == [LAPSED, PUBLISHING, LAPSED]
 
 
 async def test_what_is_written_is_tried_again_until_redis_is_back(start, stack):
@@ -371,14 +357,13 @@ def keys(server: Server) -> list[bytes]:
     return server.client.keys("*")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        Answer(503, TEXT, b"later", {"Retry-After": "5"}),
-        Answer(429, "application/xml", "<n>ü</n>".encode()),
-        Answer(500, "", b""),
-    ],
-)
+REFUSALS = [
+    Answer(503, TEXT, b"later", {"Retry-After": "5"}), Answer(500, "", b""),
+    Answer(429, "application/xml", "<n>ü</n>".encode()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", REFUSALS)
 async def test_those_who_wait_are_told_a_refusal_in_the_task_s_own_words(two, given):
     async with two() as (a, b):
         owner = await a.take("x", b"digest", task("a"))

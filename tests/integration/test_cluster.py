@@ -30,6 +30,7 @@ from tests.integration.deliveries import KEYED
 from tests.integration.test_claims import claims_of
 from tests.integration.test_new_primary import keyed
 from tests.integration.test_sentinels import take_copied
+from tests.support.parts import started
 from tests.support.redis_kinds import Nodes
 from tests.support.requests import metric, readiness
 from tests.support.stack import Server, Stack
@@ -195,25 +196,19 @@ async def test_a_journal_waits_until_its_slot_has_moved(nodes, moved):
     async with JournalStore.opened(config) as store:
         await store.write([begun("left"), answered("failed", FAILED, 502), answered("open")])
         own = [
-            lambda: store.write([begun("new")]),
-            lambda: store.write([later("left", SUCCEEDED)]),
-            lambda: store.due(10, 1, 1),
-            lambda: store.trim(10),
-            lambda: store.changed(10, 1_000, 0.0),
-            lambda: store.there(["left"]),
-            lambda: anext(store.unmarked(10)),
-            lambda: anext(store.entries(False)),
-            lambda: store.failing("process", 60.0, 10),
-            store.groups,
-        ]
+            lambda: store.write([begun("new")]), lambda: store.write([later("left", SUCCEEDED)]),
+            lambda: store.due(10, 1, 1), lambda: store.trim(10),
+            lambda: store.changed(10, 1_000, 0.0), lambda: store.there(["left"]),
+            lambda: anext(store.unmarked(10)), lambda: anext(store.entries(False)),
+            lambda: store.failing("process", 60.0, 10), store.groups,
+        ]  # fmt: skip
         await asyncio.sleep(FIRST_LOOK / 1000)  # one is due
         async with moving(nodes, keys.deliveries, keys.of("left")) as move:
             if moved:
                 move()
             said = await asyncio.gather(*(each() for each in own), return_exceptions=True)
-        assert [str(each).rpartition(": ")[2][:20] for each in said] == [
-            "no answer in time; s"
-        ] * 10
+        told = {str(each).rpartition(": ")[2].partition(";")[0] for each in said}
+        assert told == {"no answer in time"}
         await store.write([begun("new"), later("left", SUCCEEDED)])
         assert (await got(store, "left")).state == SUCCEEDED
         assert len(await store.changed(10, 100_000, 0.0)) == 4
@@ -224,17 +219,14 @@ async def test_late_answers_wait_until_their_slot_has_moved(nodes):
     config = Config(state_url=nodes.url)
     records = Records(config)
     key, due = record_key(config.prefix, "left"), due_key(config.prefix)
-    await records.redis.start()
-    try:
-        await records.redis.run("HSET", key, "version", 1, "record", "{}")
-        await records.redis.run("ZADD", due, 1, "left")
+    async with started(records.redis) as store:
+        await store.run("HSET", key, "version", 1, "record", "{}")
+        await store.run("ZADD", due, 1, "left")
         async with moving(nodes, due, key) as move:
             move()
             with pytest.raises(StateUnavailable):
                 await records.due()
-        assert await records.redis.run("ZCARD", due) == 1
-    finally:
-        await records.redis.stop()
+        assert await store.run("ZCARD", due) == 1
 
 
 async def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
@@ -248,14 +240,13 @@ async def test_a_claim_waits_for_the_replica_of_its_own_node(nodes):
 async def test_a_name_that_leads_to_a_plain_redis_again_is_followed(nodes, stack, redis_server):
     proxy = Proxy(nodes.masters[0].port)
 
-    store = StateStore(Config(state_url=f"redis://127.0.0.1:{proxy.port}/0"), "test")
-    await store.start()
-    await eventually(lambda: len(store.nodes) == 3)
-    proxy.lead(redis_server.port)
-    proxy.reset()
-    await eventually(lambda: list(store.nodes) == [None] and not store.error)
-    assert await store.run("GET", "a") is None
-    await store.stop()
+    config = Config(state_url=f"redis://127.0.0.1:{proxy.port}/0")
+    async with started(StateStore(config, "test")) as store:
+        await eventually(lambda: len(store.nodes) == 3)
+        proxy.lead(redis_server.port)
+        proxy.reset()
+        await eventually(lambda: list(store.nodes) == [None] and not store.error)
+        assert await store.run("GET", "a") is None
     proxy.close()
 
 

@@ -30,9 +30,7 @@ async def deliver_to_the_doomed(gateway: Server, key: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["pika", "redis"])
-async def test_a_retry_elsewhere_is_answered_by_one_task(
-    servers, tmp_path, record_property, strategy
-):
+async def test_a_retry_elsewhere_runs_no_other_task(servers, tmp_path, record_property, strategy):
     other = servers.gateway(strategy, CONFIG)
 
     async def at(name: str) -> int:

@@ -56,9 +56,8 @@ def judge(start, config: Path) -> None:
 def test_nginx_accepts_the_configuration_for_any_number_of_gateways(start, tmp_path, ports):
     config = tmp_path / "nginx.conf"
     config.write_text(nginx_config(tmp_path, 10000, ports, {}))
-    assert re.findall(r"^ *server 127\.0\.0\.1:(\d+)", config.read_text(), re.M) == list(
-        map(str, ports)
-    )
+    found = re.findall(r"^ *server 127\.0\.0\.1:(\d+)", config.read_text(), re.M)
+    assert found == list(map(str, ports))
     judge(start, config)
 
 
@@ -233,11 +232,8 @@ def test_no_port_is_for_webhooks_here_and_for_the_dashboard_there():
     lines = [read_unit(unit)["Service"]["ExecStart"].replace("%i", i) for i in instances]
     lines += re.findall(r"^    gateway serve .*$", (ROOT / "docs/start.md").read_text(), re.M)
     lines.append(" ".join(SERVICES["gateway"]["command"]))
-    lines.append(
-        " ".join(
-            (CHART / "templates/gateway.yaml").read_text().split("args: ")[1].split("]")[0].split()
-        )
-    )
+    arguments = (CHART / "templates/gateway.yaml").read_text().split("args: ")[1].split("]")[0]
+    lines.append(" ".join(arguments.split()))
     started = [port_of(line, "--port", Config().port) for line in lines]
     dashboards = {port_of(line, "--admin-port", Config().admin_port) for line in lines}
     # then none is both, nor anything else's, and each process has its own.
@@ -312,13 +308,10 @@ def test_installing_verifies_hashes_and_fetches_nothing_else(file, name):
     installs = re.findall(rf"{pip} install (.*?)(?: &&| \|\||$)", text, re.M)
     first, second = installs
     # A source distribution would fetch what builds it.
-    assert first.split("cache-dir ")[-1] == (
-        f"--require-hashes --only-binary :all: --requirement {name}"
-    )
-    assert second.split("cache-dir ")[-1] in (
-        "--no-deps --no-build-isolation .",
-        "--no-deps --no-build-isolation --editable .",
-    )
+    wanted = f"--require-hashes --only-binary :all: --requirement {name}"
+    assert first.split("cache-dir ")[-1] == wanted
+    own = "--no-deps --no-build-isolation"
+    assert second.split("cache-dir ")[-1] in (f"{own} .", f"{own} --editable .")
 
 
 def test_dockerfile_copies_what_exists_and_is_not_ignored():

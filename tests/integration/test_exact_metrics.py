@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -111,20 +112,13 @@ class Counts:
     def __init__(self, gateway: Server, servers: Servers):
         self.bodies = [record["body"].decode() for record in records(servers.directory)]
         text = scrape(gateway)
-        self.answers = Counter(
-            {
-                (route, method, status): total(
-                    text,
-                    REQUESTS,
-                    http_route=route,
-                    http_request_method=method,
-                    http_response_status_code=status,
-                )
-                for route in ("", "/count", "/signed", OTHER)
-                for method in ("POST", "PUT", "GET", OTHER)
-                for status in (200, 201, 400, 401, 404, 405, 418, 500, 502, 503, 504, OTHER)
-            }
-        )
+        self.answers: Counter[Kind] = Counter()
+        statuses = (200, 201, 400, 401, 404, 405, 418, 500, 502, 503, 504, OTHER)
+        names = ("http_route", "http_request_method", "http_response_status_code")
+        for kind in product(
+            ("", "/count", "/signed", OTHER), ("POST", "PUT", "GET", OTHER), statuses
+        ):
+            self.answers[kind] = total(text, REQUESTS, **dict(zip(names, kind, strict=True)))
         self.all = total(text, REQUESTS)
         self.published = total(text, "messaging_client_sent_messages_total")
         self.waited = total(text, "gateway_result_wait_seconds_count")

@@ -8,8 +8,8 @@ import hashlib
 import hmac
 import json
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from typing import Any
@@ -19,10 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import redis
 import standardwebhooks
-from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPServerRequest
-from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
 
 from gateway.cli.checks import run as run_checks
 from gateway.config.settings import Config
@@ -36,6 +32,7 @@ from gateway.journal.store import JournalStore
 from gateway.metrics import Metrics
 from tests.contract.test_journal_store import answered
 from tests.support.certificates import Certificates
+from tests.support.http_server import Asked, Said, served
 from tests.support.parts import ProcessStore, started
 from tests.support.waiting import eventually
 
@@ -43,37 +40,27 @@ SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 WHOLE = Notice("id1", "A title", ["<one> & two", "three"], '{"type": "gateway.test"}')
 
 
-class Recorder(HTTPServer):
+class Recorder:
     """Keeps requests; answers them with `status` and `said`."""
 
-    def initialize(self) -> None:  # type: ignore[override]
-        self.seen: list[HTTPServerRequest] = []
+    def __init__(self) -> None:
+        self.seen: list[Asked] = []
         self.status, self.said = 200, "{}"
-        recorder = self
 
-        class Taken(RequestHandler):
-            def post(self) -> None:
-                recorder.seen.append(self.request)
-                self.set_status(recorder.status)
-                self.write(recorder.said)
-
-        super().initialize(Application([(".*", Taken)], log_function=lambda _: None))
+    def answer(self, asked: Asked) -> Said:
+        self.seen.append(asked)
+        return self.status, {}, self.said.encode()
 
     @property
     def bodies(self) -> list[Any]:
         return [json.loads(each.body) for each in self.seen]
 
 
-@asynccontextmanager
-async def recorder() -> AsyncIterator[tuple[Recorder, str]]:
-    sockets = bind_sockets(0, "127.0.0.1")
+@contextmanager
+def recorder() -> Iterator[tuple[Recorder, str]]:
     server = Recorder()
-    server.add_sockets(sockets)
-    try:
-        yield server, f"http://127.0.0.1:{sockets[0].getsockname()[1]}/hook?key=hidden"
-    finally:
-        server.stop()
-        await server.close_all_connections()
+    with served(server.answer) as port:
+        yield server, f"http://127.0.0.1:{port}/hook?key=hidden"
 
 
 def notify(kind: str, url: str, **more: Any) -> Config:
@@ -91,11 +78,11 @@ async def sent(config: Config, notice: Notice = WHOLE) -> None:
 
 
 async def test_each_kind_gets_what_it_takes():
-    async with recorder() as (server, url):
+    with recorder() as (server, url):
         await sent(notify("webhook", url, secret=SECRET))
         (request,) = server.seen
         library = standardwebhooks.Webhook(SECRET)
-        headers = {name.lower(): value for name, value in request.headers.get_all()}
+        headers = request.headers
         assert library.verify(request.body, headers) == {"type": "gateway.test"}
         assert (headers["webhook-id"], headers["content-type"]) == ("id1", "application/json")
 
@@ -110,7 +97,7 @@ async def test_each_kind_gets_what_it_takes():
 
         await sent(notify("dingtalk", url, secret="SECx"))
         assert server.bodies[3] == plain
-        query = parse_qs(urlsplit(server.seen[3].uri or "").query)
+        query = parse_qs(urlsplit(server.seen[3].path).query)
         signed = f"{query['timestamp'][0]}\nSECx".encode()
         right = hmac.new(b"SECx", signed, hashlib.sha256).digest()
         assert base64.b64decode(query["sign"][0]) == right
@@ -127,7 +114,7 @@ async def test_each_kind_gets_what_it_takes():
     ],
 )
 async def test_what_is_not_taken_is_an_error_without_secrets(kind, status, said, problem):
-    async with recorder() as (server, url):
+    with recorder() as (server, url):
         server.status, server.said = status, said
         config = notify(kind, url, **({"secret": SECRET} if kind == "webhook" else {}))
         with pytest.raises(GatewayError, match=problem) as error:
@@ -320,7 +307,7 @@ async def test_what_a_killed_process_leaves_is_counted_by_another_one(client, re
 
 
 async def test_one_message_has_all_that_has_come_since_the_last_one(client, redis_server, caplog):
-    async with recorder() as (server, url):
+    with recorder() as (server, url):
         table = {"kind": "webhook", "url": url, "secret": SECRET, "every": 1.0, "share": 0.5}
         config = Config(state_url=redis_server.url, journal=1_000, strategy="pika", notify=table)
         keys = Keys(config)
@@ -369,7 +356,7 @@ async def test_one_message_has_all_that_has_come_since_the_last_one(client, redi
 
 
 async def test_what_is_resolved_before_it_is_told_is_not_told(client, redis_server):
-    async with recorder() as (server, url):
+    with recorder() as (server, url):
         table = {"kind": "slack", "url": url, "every": 60.0}
         settings = {"state_url": redis_server.url, "journal": 1_000, "strategy": "pika"}
         config = Config(**settings, notify=table)
@@ -399,23 +386,21 @@ async def test_a_store_that_is_away_is_told_once_by_who_counts(caplog):
 
 
 async def test_a_message_that_cannot_be_noted_is_not_sent_again_at_once(client, redis_server):
-    async with recorder() as (server, url):
+    with recorder() as (server, url):
         # Given something to be told, and a store that does not take what was told,
         config, metrics = Config(state_url=redis_server.url, journal=10), Metrics(routes=["/"])
-        store = ProcessStore(config)
-        await store.start()
-        await fail(store, "A")
-        await store.count(await store.failing("test", 60.0, 9) or (), True)
-        store.told = full = AsyncMock(side_effect=GatewayError("Redis is full"))
-        notifier = telling.Notifier(notify("slack", url), store, metrics)
+        async with started(ProcessStore(config)) as store:
+            await fail(store, "A")
+            await store.count(await store.failing("test", 60.0, 9) or (), True)
+            store.told = full = AsyncMock(side_effect=GatewayError("Redis is full"))
+            notifier = telling.Notifier(notify("slack", url), store, metrics)
 
-        # when it is told, and is to be told a second later,
-        for _ in range(2):
-            notifier.send_news()
-            await asyncio.wait([notifier._task])
+            # when it is told, and is to be told a second later,
+            for _ in range(2):
+                notifier.send_news()
+                await asyncio.wait([notifier._task])
 
-        # then one message was sent.
-        assert (len(server.seen), full.await_count) == (1, 1)
-        await notifier.stop()
-        await store.stop()
+            # then one message was sent.
+            assert (len(server.seen), full.await_count) == (1, 1)
+            await notifier.stop()
         metrics.close()

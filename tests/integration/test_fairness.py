@@ -15,12 +15,12 @@ from gateway.config.pointers import pair_chooser
 from gateway.config.settings import Config, Route
 from gateway.config.strategies import STRATEGIES
 from gateway.delivery import Delivery
-from gateway.metrics import Metrics
 from gateway.pending_task import PendingTask
 from gateway.relay.fairness import INTERVAL, Fairness
 from tests.integration.checking import check, servers_at, write
 from tests.integration.deliveries import URLS, Servers, cut_connections, run, send
 from tests.support.config import route
+from tests.support.parts import started
 from tests.support.requests import confirmed, is_ready
 from tests.support.stack import Server
 from tests.support.waiting import eventually, until
@@ -97,10 +97,8 @@ async def test_a_flood_does_not_hold_up_others(servers, strategy, shared):
     # The worker waits in the first task until all have been published.
     assert await post(gateway, f"/{queue}/taken?until={queue}", "loud", f"{queue}-0") == 202
     await flood(gateway, f"/{queue}/taken", "loud", f"{queue}-loud", FLOOD)
-    waiting = [
-        asyncio.create_task(post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}"))
-        for tenant in calm
-    ]
+    sent = (post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}") for tenant in calm)
+    waiting = list(map(asyncio.create_task, sent))
     await eventually(lambda: confirmed(gateway) == FLOOD + 1 + len(calm))
     servers.release(queue)
     assert await asyncio.gather(*waiting) == [200] * len(calm)
@@ -136,11 +134,10 @@ async def test_tasks_that_hang_hold_two_of_eight_processes(servers, strategy):
     target = f"/{queue}/taken?until={queue}"
     await flood(gateway, target, "stuck", f"{queue}-stuck", 30)
     await eventually(lambda: sum(held(servers, queue)[each][1] for each in ours) == 2)
-    assert [
-        await post(gateway, f"/{queue}", tenant, f"{queue}-calm-{tenant}-{n}")
-        for n in range(5)
-        for tenant in calm
-    ] == [200] * 5 * len(calm)
+    for n in range(5):
+        for tenant in calm:
+            body = f"{queue}-calm-{tenant}-{n}"
+            assert await post(gateway, f"/{queue}", tenant, body) == 200, body
     assert [held(servers, queue)[each][1] for each in ours] == [1, 1]
     assert servers.executions(f"{queue}-stuck") == []
     servers.release(queue)
@@ -199,10 +196,9 @@ def test_a_deleted_queue_is_told_and_comes_back_with_the_connection(servers):
     assert run(post(gateway, f"/{queue}/taken", "one", "gone-5")) == 202
 
 
-async def test_a_process_learns_what_others_have_published(servers):
+async def test_a_process_learns_what_others_have_published(servers, metrics):
     """Also where a queue of a publisher is gone: the other queues' lengths are still told."""
-    queue, metrics = "lengths", Metrics()
-    route = Route(path="/", queue=queue, fair_by="remote", fair_queues=4)
+    route = Route(path="/", queue="lengths", fair_by="remote", fair_queues=4)
     config = Config(broker_url=[servers.broker.url], routes=[route])
     first, second, third, fourth = route.queue_names
 
@@ -211,32 +207,27 @@ async def test_a_process_learns_what_others_have_published(servers):
         publisher.publish(pending)
         await eventually(lambda: pending.confirmed)
 
-    one, other = Publisher(config, metrics), Publisher(config, metrics)
-    await one.start()
-    await eventually(lambda: not one.error)
-    for name in (second, second, third):
-        await publish(one, name)
-    await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
-    fairness = Fairness(route.queue_names, other)
-    lengths = fairness.lengths
-    await other.start()
-    await fairness.start()
-    await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
-    # A queue that was not empty is asked for again, without being used here.
-    await publish(one, second)
-    await eventually(lambda: lengths[second] == 3)
-    await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
-    await eventually(lambda: lengths[second] == 0)
-    assert lengths[third] == 1 and lengths[fourth] == 0
-    # A new connection goes on asking.
-    await asyncio.to_thread(cut_connections, servers.broker, "gateway")
-    await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
-    await publish(one, third)
-    await eventually(lambda: lengths[third] == 2)
-    await fairness.stop()
-    await one.stop()
-    await other.stop()
-    metrics.close()
+    async with started(Publisher(config, metrics)) as one:
+        await eventually(lambda: not one.error)
+        for name in (second, second, third):
+            await publish(one, name)
+        await asyncio.to_thread(servers.broker.ctl, "delete_queue", first)
+        other = Publisher(config, metrics)
+        fairness = Fairness(route.queue_names, other)
+        lengths = fairness.lengths
+        async with started(other, fairness):
+            await eventually(lambda: lengths[second] == 2 and lengths[third] == 1)
+            # A queue that was not empty is asked for again, without being used here.
+            await publish(one, second)
+            await eventually(lambda: lengths[second] == 3)
+            await asyncio.to_thread(servers.broker.ctl, "purge_queue", second)
+            await eventually(lambda: lengths[second] == 0)
+            assert lengths[third] == 1 and lengths[fourth] == 0
+            # A new connection goes on asking.
+            await asyncio.to_thread(cut_connections, servers.broker, "gateway")
+            await eventually(lambda: metrics.get("gateway_broker_connections_total") == 4)
+            await publish(one, third)
+            await eventually(lambda: lengths[third] == 2)
 
 
 def test_check_names_the_worker_that_is_missing(servers, tmp_path):

@@ -27,11 +27,9 @@ MAIL = {
 }
 #: Its queue is missing, and its address is needed.
 REFUSED = {
-    "task": "order.mail",
-    "queue": "nobody-made-it",
-    "declare": False,
+    "task": "order.mail", "queue": "nobody-made-it", "declare": False,
     "args": ["json:/id", "json:/mail"],
-}
+}  # fmt: skip
 
 
 def order(path: str, *further: dict[str, Any], **settings: Any) -> str:

@@ -23,12 +23,10 @@ OTHERS = REQUESTS // 10
 def test_requests_make_no_cycles(strategy, rabbitmq, redis_server, worker):
     route = {"task": "appserver.tasks.echo"}
     settings = {
-        "broker_url": rabbitmq.url,
-        "result_backend": redis_server.url,
-        "secret_key": "a key of this test",
-        "public_url": "https://hooks.example.com",
+        "broker_url": rabbitmq.url, "result_backend": redis_server.url,
+        "secret_key": "a key of this test", "public_url": "https://hooks.example.com",
         "routes": [{"path": "/", **route}, {"path": "/accept", "answer": "accept", **route}],
-    }
+    }  # fmt: skip
 
     async def ask(connection: Connection, times: int) -> None:
         for _ in range(times):

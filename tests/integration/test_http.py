@@ -146,17 +146,16 @@ async def test_no_request_names_task_queue_or_id(serve):
     assert message.headers()["task"] == "api.core.main"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        request(b"x", "/?__type__=x&__value__=y"),
-        b"POST / HTTP/1.0\r\n__type__: x\r\n__value__: y\r\n\r\n",
-    ],
-    ids=["query", "headers"],
-)
-async def test_what_no_worker_could_decode_is_refused(serve, data):
+UNDECODABLE = {
+    "query": request(b"x", "/?__type__=x&__value__=y"),
+    "headers": b"POST / HTTP/1.0\r\n__type__: x\r\n__value__: y\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("where", UNDECODABLE)
+async def test_what_no_worker_could_decode_is_refused(serve, where):
     gateway = serve()
-    answer = await gateway.ask(data)
+    answer = await gateway.ask(UNDECODABLE[where])
     assert (answer.status, answer.type) == (400, "bad-request")
     assert gateway.strategy.sent.empty()
 

@@ -53,9 +53,7 @@ async def until_it_holds(gateway: Gateway, least: int, most: int) -> None:
         ("POST", "/%ff", 400, "bad-request"),
     ],
 )
-async def test_request_that_no_route_takes_is_refused_at_its_header(
-    serve, lines, method, target, status, kind
-):
+async def test_what_no_route_takes_is_refused_at_once(serve, lines, method, target, status, kind):
     gateway = serve()
     length = None if "chunked" in " ".join(lines) else 1_000
     async with await gateway.open() as connection:
@@ -336,31 +334,27 @@ async def test_who_connects_and_sends_at_once_is_told_that_there_is_no_room(serv
 # Connections that end ------------------------------------------------------------------------
 
 
-async def reset(connection: Connection) -> None:
-    connection.writer.transport.abort()
-
-
 async def in_its_header(gateway: Gateway, connection: Connection) -> None:
     connection.send(head(length=10_000)[:-2])
     await until_it_holds(gateway, 1, 1_000)
-    await reset(connection)
+    connection.writer.transport.abort()
 
 
 async def in_its_body(gateway: Gateway, connection: Connection) -> None:
     connection.send(head(length=90_000) + b"x" * 50_000)
     await until_it_holds(gateway, 50_000, 51_000)
-    await reset(connection)
+    connection.writer.transport.abort()
 
 
 async def in_a_chunk(gateway: Gateway, connection: Connection) -> None:
     connection.send(head("/", *CHUNKED, length=None) + b"15F90\r\n" + b"x" * 50_000)
     await until_it_holds(gateway, 50_000, 60_000)
-    await reset(connection)
+    connection.writer.transport.abort()
 
 
 async def in_its_wait(gateway: Gateway, connection: Connection) -> None:
     pending = await gateway.begin(connection, b"x" * 50_000)
-    await reset(connection)
+    connection.writer.transport.abort()
     await until_it_holds(gateway, 0, 0)
     pending.settle(Outcome(SUCCESS, "late"))
 

@@ -113,9 +113,7 @@ def test_hundreds_of_deliveries_at_once_are_taken_over_few_connections(servers, 
     assert len(servers.executions("many-")) == 300
 
 
-def test_a_sender_that_leaves_before_it_is_known_whose_the_delivery_is_has_delivered(
-    servers, gateway
-):
+def test_who_leaves_before_it_is_known_whose_the_delivery_is_has_delivered(servers, gateway):
     servers.results.client.client_pause(500)
     assert run(deliver(gateway, "hasty", patience=0.2)) is None
 

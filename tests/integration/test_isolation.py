@@ -25,11 +25,8 @@ def serve(request, rabbitmq: RabbitMQ, redis_server: Server, worker: Server):
     """Have a gateway do `work(gateway)`, in this process, with a real strategy and servers."""
 
     def run(work) -> None:
-        settings = {
-            "broker_url": rabbitmq.url,
-            "result_backend": redis_server.url,
-            "routes": [{"path": "/", "deadline": 3}, {"path": "/late", "deadline": 1}],
-        }
+        settings = {"broker_url": rabbitmq.url, "result_backend": redis_server.url}
+        settings["routes"] = [{"path": "/", "deadline": 3}, {"path": "/late", "deadline": 1}]
 
         async def serving() -> None:
             async with connected(request.param, settings) as gateway:
@@ -57,9 +54,7 @@ def check(caplog, told: Answer, others: list[Answer], gateway: Gateway, path: st
     assert gateway.relay.limits.in_flight == 0
 
 
-def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
-    serve, monkeypatch, caplog
-):
+def test_an_outcome_that_cannot_be_answered_is_a_500_of_one_request(serve, monkeypatch, caplog):
     def of_outcome(outcome, content_type):
         if outcome.value == "bug":
             raise ZeroDivisionError
@@ -76,7 +71,7 @@ def test_an_outcome_that_cannot_be_answered_is_a_500_for_its_request_alone(
     serve(work)
 
 
-def test_an_answer_that_cannot_be_written_is_a_500_for_its_request_alone(serve, caplog):
+def test_an_answer_that_cannot_be_written_is_a_500_of_one_request(serve, caplog):
     async def work(gateway: Gateway) -> None:
         context = gateway.server._shared
         start_of, fails = context.start_of, [True]
@@ -95,9 +90,7 @@ def test_an_answer_that_cannot_be_written_is_a_500_for_its_request_alone(serve, 
     serve(work)
 
 
-def test_a_deadline_that_cannot_be_told_is_a_500_for_its_request_alone(
-    serve, monkeypatch, caplog, worker
-):
+def test_a_deadline_that_cannot_be_told_is_a_500_of_one_request(serve, monkeypatch, caplog, worker):
     def fails(*_: object) -> None:
         raise ZeroDivisionError
 

@@ -99,9 +99,7 @@ async def test_a_claim_that_was_released_has_to_be_taken_again(joined, not_taken
         assert one.pending.ended and one.pending.outcome is None
 
 
-async def test_a_confirmed_claim_that_redis_has_lost_is_not_run_under_another_task_id(
-    joined, redis_server
-):
+async def test_a_confirmed_claim_that_redis_lost_is_not_run_under_another_id(joined, redis_server):
     async with joined() as one:
         one.claims.confirm(one.owned)
         await eventually(lambda: one.pending.confirmed)

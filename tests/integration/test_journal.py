@@ -107,11 +107,9 @@ async def test_what_fails_together_is_counted_once(config, metrics, client):
     try:
         async with opened(config, metrics) as journal:
             # an acceptance counts when it is answered, as it is written again then.
-            begun = journal.begin(message("accepted"), "task", "")
-            assert not await begun
+            assert not await journal.begin(message("accepted"), "task", "")
             assert metrics.get(LOST) == 0
-            given = ("202", "0.1", "", "", "")
-            journal.write(message("accepted"), "task", "", ACCEPTED, given)
+            answer(journal, "accepted")
             answer(journal, "other")
             await eventually(lambda: metrics.get(LOST) == 2)
             client.config_set("maxmemory", "0")
@@ -123,16 +121,13 @@ async def test_what_fails_together_is_counted_once(config, metrics, client):
     assert (await kept(config, "later")).state == ACCEPTED
 
 
-async def test_a_delivery_that_could_not_be_begun_is_whole_when_it_is_answered(
-    config, metrics, client
-):
+async def test_a_delivery_that_could_not_be_begun_is_whole_when_answered(config, metrics, client):
     client.config_set("maxmemory", "1")
     try:
         async with opened(config, metrics) as journal:
-            begun = journal.begin(message("one"), "task", "")
-            assert not await begun
+            assert not await journal.begin(message("one"), "task", "")
             client.config_set("maxmemory", "0")
-            journal.write(message("one"), "task", "", ACCEPTED, ("202", "0.1", "", "", ""))
+            answer(journal, "one")
     finally:
         client.config_set("maxmemory", "0")
     one = await kept(config, "one")
@@ -212,9 +207,7 @@ async def test_who_replays_is_told_that_the_store_has_lost_the_beginning(config,
     assert replay.problem.startswith("it was published, which the journal does not have: ")
 
 
-async def test_what_is_too_old_is_removed_though_no_results_are_followed(
-    unfollowed, metrics, client, monkeypatch
-):
+async def test_what_is_too_old_is_removed_without_results(unfollowed, metrics, client, monkeypatch):
     monkeypatch.setattr(writing, "TRIM_PAUSE", 0.02)
     monkeypatch.setattr(writing, "_TRIMMED", 3)
     config, keys = unfollowed.model_copy(update={"journal_age": 0.001}), Keys(unfollowed)
@@ -255,9 +248,7 @@ async def test_a_key_that_was_lost_does_not_change_the_bounds(redis_server, metr
     assert int(client.get(keys.bytes)) == sum(int(fields[b"bytes"]) for _, fields in entries)
 
 
-async def test_who_may_not_publish_keeps_the_bounds_and_is_told(
-    redis_server, metrics, client, caplog
-):
+async def test_who_may_not_publish_keeps_bounds_and_is_told(redis_server, metrics, client, caplog):
     url = account(redis_server, channels=())
     config = Config(state_url=url, journal=10, strategy="pika")
     keys = Keys(config)
@@ -305,11 +296,10 @@ async def test_what_has_no_room_is_lost_and_counted_once(config, metrics, client
     config = config.model_copy(update={"max_in_flight_bytes": 2_000})
 
     async with opened(config, metrics) as journal:
-        large = message("large", size=2_000)
-        begun = journal.begin(large, "task", "")
+        begun = journal.begin(message("large", size=2_000), "task", "")
         assert begun.done() and not begun.result()
         assert metrics.get(LOST) == 0  # it is written again when it is answered
-        journal.write(large, "task", "", ACCEPTED, ("202", "0.1", "", "", ""))
+        answer(journal, "large", size=2_000)
         assert metrics.get(LOST) == 1
         answer(journal, "small")
     assert await kept(config, "large") is None

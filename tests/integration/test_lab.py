@@ -31,9 +31,7 @@ def servers(rabbitmq: RabbitMQ, start: Callable) -> Iterator[stack.Stack]:
         yield found
 
 
-def test_a_transport_that_fails_fails_the_run_and_the_others_are_measured(
-    servers: stack.Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_transport_that_fails_fails_the_run_and_others_are_measured(servers, monkeypatch, capsys):
     # Given a transport whose receiver cannot connect, as a socket's name is too long for it,
     cases = [Case("long", "zeromq", "push-ipc"), Case(BUFFERED, "local", "buffered-socket")]
     monkeypatch.setattr(transports, "CASES", cases)

@@ -129,9 +129,10 @@ class Gateways:
             await results.stop()
 
     async def answer(
-        self, late: LateAnswers, body: Any, given: bool = True, task_id: str = ""
+        self, late: LateAnswers, body: Any, given: bool = True, task_id: str = "", by: Any = None
     ) -> str:
-        """Give the fallback for a delivery with `body`; return the id of its task."""
+        """Give the fallback for a delivery with `body`, unless the process with the failpoint `by`
+        is killed before; return the id of the delivery's task."""
         task_id, fallback = task_id or str(uuid4()), asyncio.Event()
 
         def give() -> bool:
@@ -141,7 +142,17 @@ class Gateways:
 
         loop = asyncio.get_running_loop()
         late.expect(self.config.routes[0], delivery(task_id, body), task_id, 0.0, loop.time(), give)
-        await fallback.wait()
+        await eventually(lambda: fallback.is_set() or (by is not None and by.killed.is_set()))
+        return task_id
+
+    async def send(
+        self, client: redis.Redis, late: LateAnswers, body: Any, result: str = "answered"
+    ) -> str:
+        """Let a task succeed after its fallback; return its id once this `result` is counted."""
+        before = self.count(result)
+        task_id = await self.answer(late, body)
+        end(client, task_id, "done")
+        await eventually(lambda: self.count(result) > before)
         return task_id
 
     def count(self, result: str) -> float:
@@ -224,18 +235,14 @@ def deployed(redis_server: Server) -> Callable[..., AbstractAsyncContextManager[
 @pytest.mark.parametrize("kind", SENDERS)
 async def test_a_result_is_sent_after_the_fallback(client, deployed, kind):
     async with deployed(kind) as (server, gateways, body, expected), gateways.process() as late:
-        task_id = await gateways.answer(late, body)
-        end(client, task_id, "done")
-        await eventually(lambda: gateways.count("answered"))
+        task_id = await gateways.send(client, late, body)
 
     assert server.taken == [expected]
     assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
     assert late.held() == {"late answers": 0, "late steps": 0}
 
 
-async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(
-    client, deployed, caplog, monkeypatch
-):
+async def test_an_unreadable_record_keeps_no_other_waiting(client, deployed, caplog, monkeypatch):
     monkeypatch.setattr(answers, "_DRAIN", 0.1)  # it goes on trying to write them
 
     async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
@@ -255,9 +262,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_waiting(
         # They are given all the same.
         some = [gateways.answer(late, body, task_id=task_id) for task_id in unreadable]
         await asyncio.gather(*some)
-        task_id = await gateways.answer(late, body)
-        end(client, task_id, "done")
-        await eventually(lambda: gateways.count("answered"))
+        task_id = await gateways.send(client, late, body)
 
     assert server.taken == [expected]
     assert late.held() == {"late answers": 0, "late steps": 0}
@@ -268,9 +273,7 @@ def is_looked_at(client: redis.Redis, late: LateAnswers, task_id: str) -> bool:
     return client.zscore(late._records._due, task_id) > 0
 
 
-async def test_a_record_is_left_to_those_who_know_its_block_until_its_time_is_over(
-    client, deployed, redis_server
-):
+async def test_a_record_of_another_block_is_left_until_it_is_over(client, deployed, redis_server):
     async with deployed("slack") as (server, gateways, body, expected):
         block, *_ = parts("slack", server)
         other = Gateways(redis_server.url, {**block, "body": {"other": "{answer}"}})
@@ -298,8 +301,7 @@ async def test_errors_and_limits_are_waited_out(client, deployed, kind):
         server.faults = [(429, {"Retry-After": "1"}, ""), (503, {}, ""), (500, {}, "")]
         async with gateways.process() as late:
             begun = time()
-            end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("answered"))
+            await gateways.send(client, late, body)
 
         assert time() - begun > 1
         assert server.taken == [expected]
@@ -308,14 +310,11 @@ async def test_errors_and_limits_are_waited_out(client, deployed, kind):
 @pytest.mark.parametrize("fault", [HANG, CUT])
 @pytest.mark.parametrize("takes", [True, False])
 @pytest.mark.parametrize("kind", SENDERS)
-async def test_without_an_answer_only_what_replaces_is_sent_again(
-    client, deployed, kind, takes, fault
-):
+async def test_unanswered_only_what_replaces_is_sent_again(client, deployed, kind, takes, fault):
     async with deployed(kind, takes=takes) as (server, gateways, body, expected):
         async with gateways.process() as late:
             if kind in FETCH:  # the token is there already
-                end(client, await gateways.answer(late, parts(kind, server)[2]), "done")
-                await eventually(lambda: gateways.count("answered"))
+                await gateways.send(client, late, parts(kind, server)[2])
                 server.taken.clear()
             server.faults = [fault]
             task_id = await gateways.answer(late, body)
@@ -331,9 +330,7 @@ async def test_without_an_answer_only_what_replaces_is_sent_again(
 async def test_what_the_sender_refuses_is_told_and_not_sent_again(client, deployed):
     async with deployed("slack", faults=[(404, {}, "expired_url")]) as (server, gateways, body, _):
         async with gateways.process() as late:
-            task_id = await gateways.answer(late, body)
-            end(client, task_id, "done")
-            await eventually(lambda: gateways.count("failed"))
+            task_id = await gateways.send(client, late, body, "failed")
 
         assert len(server.seen) == 1
         assert gateways.journal.states[task_id] == [SUCCEEDED, LATE_FAILED]
@@ -345,8 +342,7 @@ async def test_redirects_are_not_followed(client, redis_server):
         block, _, body, _ = parts("slack", server)
         gateways = Gateways(redis_server.url, {**block, "hosts": [server.host, other.host]})
         async with gateways.process() as late:
-            end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("failed"))
+            await gateways.send(client, late, body, "failed")
 
         assert not other.seen
 
@@ -360,18 +356,14 @@ async def test_no_other_host_is_connected_to(client, redis_server, url):
         gateways = Gateways(redis_server.url, "slack")
         async with gateways.process() as late:
             body = {"response_url": url.format(server.host)}
-            task_id = await gateways.answer(late, body)
-            end(client, task_id, "done")
-            await eventually(lambda: gateways.count("failed"))
+            task_id = await gateways.send(client, late, body, "failed")
 
         assert gateways.given == [task_id]
         assert gateways.journal.states[task_id] == [LATE_FAILED]
         assert not server.seen
 
 
-async def test_a_name_that_leads_into_our_network_is_not_connected_to(
-    client, redis_server, monkeypatch
-):
+async def test_a_name_that_leads_into_our_network_is_not_used(client, redis_server, monkeypatch):
     async with serving(SenderServer(slack)) as server:
         real, asked = socket.getaddrinfo, []
 
@@ -385,9 +377,7 @@ async def test_a_name_that_leads_into_our_network_is_not_connected_to(
         gateways = Gateways(redis_server.url, "slack")
         async with gateways.process() as late:
             body = {"response_url": "https://hooks.slack.com/actions/1"}
-            task_id = await gateways.answer(late, body)
-            end(client, task_id, "done")
-            await eventually(lambda: gateways.count("failed"))
+            task_id = await gateways.send(client, late, body, "failed")
 
         assert asked == ["hooks.slack.com"]
         assert not server.seen
@@ -424,14 +414,11 @@ async def test_a_host_that_refuses_the_connection_is_tried_again(client, redis_s
     nobody = free_address()
     gateways = Gateways(redis_server.url, {"like": "slack", "hosts": [nobody], "tries": 3})
     async with gateways.process() as late:
-        end(client, await gateways.answer(late, {"response_url": f"http://{nobody}/"}), "done")
-        await eventually(lambda: gateways.count("failed"))
+        await gateways.send(client, late, {"response_url": f"http://{nobody}/"}, "failed")
 
 
 @pytest.mark.parametrize("code", [40001, 42001])
-async def test_wechats_token_is_fetched_once_and_renewed_when_it_is_not_valid(
-    client, deployed, code
-):
+async def test_wechats_token_is_fetched_once_and_renewed_when_not_valid(client, deployed, code):
     async with deployed("wechat") as (server, gateways, body, _), gateways.process() as late:
         for _ in range(3):
             end(client, await gateways.answer(late, body), "done")
@@ -474,8 +461,7 @@ async def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_s
         gateways = Gateways(redis_server.url, block, **source)
         async with gateways.process() as late:
             server.faults = [(200, {}, '{"errcode":-1,"errmsg":"busy"}')]
-            end(client, await gateways.answer(late, body), "done")
-            await eventually(lambda: gateways.count("failed"))
+            await gateways.send(client, late, body, "failed")
 
         assert server.tokens == ["token 0"]
         assert "token 0" not in caplog.text
@@ -484,15 +470,13 @@ async def test_no_token_is_told_where_the_pointer_to_it_is_wrong(client, redis_s
 
 async def test_a_renewed_token_that_is_refused_is_not_renewed_again(client, deployed):
     async with deployed("wechat") as (server, gateways, body, _), gateways.process() as late:
-        end(client, await gateways.answer(late, body), "done")
-        await eventually(lambda: gateways.count("answered"))
+        await gateways.send(client, late, body)
         server.faults = [(200, {}, '{"errcode":40001}'), None]
         server.tokens.append("another one")
         real = server.answer
         refused = (200, {}, '{"errcode":42001}')
         server.answer = lambda s, r: real(s, r) if "token" in r.target[:22] else refused
-        end(client, await gateways.answer(late, body), "done")
-        await eventually(lambda: gateways.count("failed"))
+        await gateways.send(client, late, body, "failed")
 
     sent = [each for each in server.seen if "custom/send" in each.target]
     assert len(sent) == 3
@@ -510,9 +494,7 @@ async def test_the_end_of_dingtalks_window_ends_the_wait(client, deployed, secon
         assert not server.seen
 
 
-async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_that_has_left(
-    client, deployed
-):
+async def test_nothing_is_sent_for_an_empty_result_a_failure_or_a_sender_who_left(client, deployed):
     async with deployed("slack") as (server, gateways, body, _), gateways.process() as late:
         empty, failed = [await gateways.answer(late, body) for _ in range(2)]
         gone = await gateways.answer(late, body, given=False)
@@ -551,8 +533,7 @@ async def test_what_could_not_be_written_before_the_answer_is_written_after_it(c
             raise StateUnavailable
 
         late._records.get = away
-        end(client, await gateways.answer(late, body), "done")
-        await eventually(lambda: gateways.count("answered"))
+        await gateways.send(client, late, body)
 
     assert server.taken == [expected]
 
@@ -579,9 +560,7 @@ async def test_a_record_that_was_written_without_an_answer_is_one_s_own(client, 
 
 
 @pytest.mark.parametrize("begun", [True, False])
-async def test_a_redis_that_is_away_for_long_leaves_no_doubt_of_what_was_not_sent(
-    client, deployed, monkeypatch, begun
-):
+async def test_a_long_outage_leaves_no_doubt_of_the_unsent(client, deployed, monkeypatch, begun):
     monkeypatch.setattr(record, "LEASE", 60.0)
     monkeypatch.setattr(answers, "_BEGIN_FOR", 0.3)
     async with deployed("slack") as (server, gateways, body, expected), gateways.process() as late:
@@ -594,9 +573,7 @@ async def test_a_redis_that_is_away_for_long_leaves_no_doubt_of_what_was_not_sen
             return await swap(new, found)
 
         late._records.swap = stalled
-        task_id = await gateways.answer(late, body)
-        end(client, task_id, "done")
-        await eventually(lambda: gateways.count("answered"))
+        task_id = await gateways.send(client, late, body)
 
     assert server.taken == [expected] and tried == [begun, False, False]
     assert gateways.journal.states[task_id] == [SUCCEEDED, ANSWERED_LATE]
@@ -757,7 +734,7 @@ async def test_killed_at_each_step(unhurried, redis_server, kind):
         async with gateways.process(doomed) as late:
             if early:
                 end(client, task_id, text)
-            await expect(gateways, late, doomed, task_id, body)
+            await gateways.answer(late, body, task_id=task_id, by=doomed)
             if not early:
                 end(client, task_id, text)
             await eventually(lambda: doomed.killed.is_set() or settled(client, task_id))
@@ -774,21 +751,6 @@ async def test_killed_at_each_step(unhurried, redis_server, kind):
         else:
             again = in_between and arrived
             assert (state, taken) == ("answered", [expected] * (1 + again))
-
-    async def expect(
-        gateways: Gateways, late: LateAnswers, doomed: Doomed, task_id: str, body: Any
-    ) -> None:
-        """Give the fallback, unless the process is killed before."""
-        loop = asyncio.get_running_loop()
-        given = loop.create_future()
-
-        def give() -> bool:
-            given.set_result(None)
-            return True
-
-        route = gateways.config.routes[0]
-        late.expect(route, delivery(task_id, body), task_id, 0.0, loop.time(), give)
-        await eventually(lambda: given.done() or doomed.killed.is_set())
 
     await asyncio.gather(*(at(step, database) for database, step in enumerate(LATE, 1)))
 

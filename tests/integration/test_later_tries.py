@@ -56,9 +56,7 @@ def expire_result(servers: Servers, task_id: str) -> None:
     servers.results.client.delete(f"celery-task-meta-{task_id}")
 
 
-async def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_has_gone(
-    servers, other
-):
+async def test_pika_s_held_tries_wait_for_the_stored_result_when_the_broker_is_gone(servers, other):
     keys = ["held", "waits"]
     paths = ["/message?until=cut", "/waits?until=cut"]
     waiting = [

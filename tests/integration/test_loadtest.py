@@ -69,16 +69,10 @@ SHORT = ["--connections", "8", "--threads", "2", "--duration", "1", "--others", 
 HERE = "--repeats 1 --duration 1 --threads 2 --checked 20 --others 100 --strategies"
 BRIEFLY = {
     "paths": (f"{HERE} redis --connections 8", "redis", 2),
-    "cost": (
-        f"{HERE} pika --connections 8 --requests 100",
-        "pika pika,_stock_worker tornado tornado-below reply store ignore_result stock",
-        7,
-    ),
-    "peers": (
-        f"{HERE} pika --connections 8",
-        "pika flower fastapi granian taskiq faststream amqp",
-        5,
-    ),
+    "cost": (f"{HERE} pika --connections 8 --requests 100",
+        "pika pika,_stock_worker tornado tornado-below reply store ignore_result stock", 7),
+    "peers": (f"{HERE} pika --connections 8",
+        "pika flower fastapi granian taskiq faststream amqp", 5),
     "slow": (f"{HERE} redis,blocking --connections 4", "redis blocking", 2),
     "waiting": (f"{HERE} redis --connections 40 --task sleep:2", "redis tornado", 2),
     "alone": (f"{HERE} pika --requests 30", "pika amqp,_pika amqp,_frames", 1),
@@ -91,31 +85,20 @@ BRIEFLY = {
     "worker-pools": (f"{HERE} redis --connections 8", "redis", 1),
     "replies": (f"{HERE} pika --connections 8", "direct_reply-to reply_queue", 0),
     "fronts": (f"{HERE} pika --connections 8", "pika", 0),
-    "consumers": (
-        "--repeats 1 --connections 2 --prefetch 1,8 --requests 1000 --others 100",
-        "pika py-amqp aio-pika frames",
-        0,
-    ),
-    "transports": (
-        "--repeats 1 --requests 2000 --others 100",
-        " ".join({case.transport.replace(" ", "_") for case in CASES}),
-        0,
-    ),
-    "loops": (
-        f"{HERE} pika --connections 8 --requests 20",
+    "consumers": ("--repeats 1 --connections 2 --prefetch 1,8 --requests 1000 --others 100",
+        "pika py-amqp aio-pika frames", 0),
+    "transports": ("--repeats 1 --requests 2000 --others 100",
+        " ".join({case.transport.replace(" ", "_") for case in CASES}), 0),
+    "loops": (f"{HERE} pika --connections 8 --requests 20",
         "one_thread 8_processes 100_threads aiohttp echo,_sockets echo,_streams echo,_protocols "
-        "gateway,_pika",
-        0,
-    ),
+        "gateway,_pika", 0),
     "pools": ("--connections 2 --requests 3 --task sleep:0.1 --others 100", "gevent", 0),
-}
+}  # fmt: skip
 
 PLOTS = {
-    "growth": {"rate", "time"},
-    "soak": set(soak.WATCHED),
-    "consumers": {"connections", "prefetch-2", "cpu-2"},
-    "pools": {"memory-gevent", "cpu-gevent"},
-}
+    "growth": {"rate", "time"}, "soak": set(soak.WATCHED),
+    "consumers": {"connections", "prefetch-2", "cpu-2"}, "pools": {"memory-gevent", "cpu-gevent"},
+}  # fmt: skip
 
 # The app server that rests before each task: wrk sends as fast as it is answered, and more of the
 # same requests would show no more.
@@ -309,11 +292,8 @@ def test_experiment_measures_judges_and_shows(servers, tmp_path, monkeypatch, na
     monkeypatch.setattr(cost, "RATES", (50,))
     monkeypatch.setattr(replies, "WORKERS", (2,))
     # The others differ from these by the address alone, or by what is pickled.
-    cases = [
-        case
-        for case in CASES
-        if case.form == "bytes" or (case.pickles and "tcp" not in case.transport)
-    ]
+    pickled = [case for case in CASES if case.pickles and "tcp" not in case.transport]
+    cases = [case for case in CASES if case.form == "bytes" or case in pickled]
     monkeypatch.setattr("loadtest.experiments.transports.CASES", cases)
     monkeypatch.setattr(growth, "CONNECTIONS", openloop.OPEN)
     monkeypatch.setattr(growth, "TIMED_RATE", 50)
@@ -598,11 +578,8 @@ def test_ratios_are_of_rows_of_the_same_repeat():
 @pytest.fixture
 def report() -> Report:
     """A report of two strategies, with a text that HTML would take for more than text."""
-    rows = [
-        row(name, rps, repeat=n, latency_ms={"p99": 5.0})
-        for n in (1, 2)
-        for name, rps in (("a", 9), ("<b>", 3))
-    ]
+    rates, latency = (("a", 9), ("<b>", 3)), {"p99": 5.0}
+    rows = [row(name, rps, repeat=n, latency_ms=latency) for n in (1, 2) for name, rps in rates]
     machine = {"cores": 2, "cpu": "R&D", "memory_mb": 2048, "kernel": "Linux"}
     found = Report("mine", rows=rows, machine=machine, options={"repeats": 2, "duration": 1})
     found.judge(Target("a / <b>", ratios(rows, ("rps",), ("a", CASE), ("<b>", CASE)), at_least=2))

@@ -221,36 +221,29 @@ async def test_a_reply_queue_that_goes_while_its_connection_closes(rabbitmq: Rab
 async def test_a_queue_for_answers_that_is_deleted_is_replaced(rabbitmq: RabbitMQ, metrics):
     publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
     control = RemoteControl(publisher, list)
-    await publisher.start()
-    await control.start()
-    try:
-        async with asyncio.timeout(30):
-            await control._opened.wait()
-            first = control._reply_to
-            rabbitmq.ctl("delete_queue", first)  # as an operator may, though it is exclusive
-            await eventually(lambda: not control._opened.is_set())
-            await control._opened.wait()
-            assert control._reply_to != first
-    finally:
-        await control.stop()
-        await publisher.stop()
+    async with started(publisher, control), asyncio.timeout(30):
+        await control._opened.wait()
+        first = control._reply_to
+        rabbitmq.ctl("delete_queue", first)  # as an operator may, though it is exclusive
+        await eventually(lambda: not control._opened.is_set())
+        await control._opened.wait()
+        assert control._reply_to != first
 
 
 async def test_what_is_written_to_a_lost_broker_goes_nowhere(rabbitmq: RabbitMQ, metrics):
-    publisher = Publisher(Config(broker_url=rabbitmq.url), metrics)
-    await publisher.start()
-    await eventually(lambda: not publisher.error)
-    connection = publisher._connection
-    with socket.socket(fileno=os.dup(fileno(connection._transport))) as same:
-        same.shutdown(socket.SHUT_RDWR)
-    while connection._transport is not None:
-        connection._send_frame(pika.frame.Heartbeat())
-        await asyncio.sleep(0)
-    connection.send(b"frames")
-    connection._flush()
-    connection.limit_writes(1)
-    await eventually(lambda: not publisher.error and publisher._connection is not connection)
-    await publisher.stop()
+    async with started(Publisher(Config(broker_url=rabbitmq.url), metrics)) as publisher:
+        await eventually(lambda: not publisher.error)
+        connection = publisher._connection
+        number = connection._transport.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(number)) as same:
+            same.shutdown(socket.SHUT_RDWR)
+        while connection._transport is not None:
+            connection._send_frame(pika.frame.Heartbeat())
+            await asyncio.sleep(0)
+        connection.send(b"frames")
+        connection._flush()
+        connection.limit_writes(1)
+        await eventually(lambda: not publisher.error and publisher._connection is not connection)
 
 
 async def test_a_refused_client_that_resets_leaves_nothing_behind():
@@ -268,10 +261,6 @@ async def test_a_refused_client_that_resets_leaves_nothing_behind():
     stream.send(b"late")
     stream.close()
     stream.abort()
-
-
-def fileno(transport: asyncio.Transport) -> int:
-    return transport.get_extra_info("socket").fileno()
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -112,9 +112,7 @@ def test_no_post_is_sent_to_another_gateway_once_it_was_sent(stack, start, metho
     nginx.stop()
 
 
-def test_behind_a_balancer_the_sender_is_whom_the_balancer_names(
-    stack, start, monkeypatch, tmp_path
-):
+def test_behind_a_balancer_the_sender_is_whom_that_names(stack, start, monkeypatch, tmp_path):
     def balanced(address: str) -> Server:
         """Start nginx with the file as its comments say."""
         text = re.sub(
@@ -193,9 +191,7 @@ def test_no_log_has_the_token_of_a_result(stack, start, gateways, alive):
 # One that is full --------------------------------------------------------------------------
 
 
-def test_a_gateway_that_takes_no_more_connections_is_passed_over(
-    stack, start, gateways, start_gateway
-):
+def test_a_gateway_that_is_full_is_passed_over(stack, start, gateways, start_gateway):
     # Given a gateway with room for one connection, and a queue of those that wait that is full,
     # (whose silent connections end soon, as some of the requests are behind them,)
     full = start_gateway("max_connections = 1\nbacklog = 1\nidle_timeout = 2\n")

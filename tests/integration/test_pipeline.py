@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from threading import Thread
@@ -18,26 +18,13 @@ from gateway.errors import StoreError, Unanswered
 from gateway.stores import pipeline
 from gateway.stores.pipeline import Pipeline
 from tests.support.parts import pipeline_to, started
-from tests.support.stack import Server, Stack
+from tests.support.stack import Server
 
 pytestmark = pytest.mark.usefixtures("patient")
 
 MANY = 2_000
 #: Two scripts that return their argument as a number.
 ONE, OTHER = "return tonumber(ARGV[1])", "return ARGV[1] + 0"
-
-
-@pytest.fixture(scope="module")
-def store(stack: Stack) -> Server:
-    return stack.redis()
-
-
-@pytest.fixture
-def asked(store: Server) -> Iterator[redis.Redis]:
-    """A client that looks at what the pipeline does."""
-    with store.client as client:
-        client.flushall()
-        yield client
 
 
 @asynccontextmanager
@@ -47,17 +34,19 @@ async def opened(url: str) -> AsyncIterator[Pipeline]:
 
 
 @pytest.fixture
-def piped(each_loop: object, store: Server) -> Callable[[], AbstractAsyncContextManager[Pipeline]]:
-    return partial(opened, store.url)
+def piped(
+    each_loop: object, redis_server: Server
+) -> Callable[[], AbstractAsyncContextManager[Pipeline]]:
+    return partial(opened, redis_server.url)
 
 
 def connections(client: redis.Redis) -> int:
     return len(client.client_list())
 
 
-async def test_commands_are_sent_in_order_and_together(piped, asked):
+async def test_commands_are_sent_in_order_and_together(piped, client):
     def reads() -> int:
-        return asked.info("stats")["total_reads_processed"]
+        return client.info("stats")["total_reads_processed"]
 
     async with piped() as some:
         assert await some.run("PING") == b"PONG"
@@ -66,7 +55,7 @@ async def test_commands_are_sent_in_order_and_together(piped, asked):
         assert await asyncio.gather(*replies) == list(range(1, MANY + 1))
         assert reads() - before < MANY / 10
         assert await some.run("LRANGE", "list", 0, -1) == [b"%d" % n for n in range(MANY)]
-    assert connections(asked) == 1
+    assert connections(client) == 1
 
 
 async def test_each_command_has_its_own_error(piped):
@@ -77,44 +66,44 @@ async def test_each_command_has_its_own_error(piped):
         assert await good == b"OK"
 
 
-async def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, asked):
+async def test_what_was_sent_on_a_lost_connection_fails_and_the_next_does_not(piped, client):
     async with piped() as some:
         me = await some.run("CLIENT", "ID")
         sent = [some.run("BLPOP", "nothing", 30), some.run("GET", "a")]
         await asyncio.sleep(0)
-        await asyncio.to_thread(asked.client_kill_filter, me)
+        await asyncio.to_thread(client.client_kill_filter, me)
         for reply in await asyncio.gather(*sent, return_exceptions=True):
             assert isinstance(reply, Unanswered)
         assert await some.run("GET", "a") is None
 
 
-async def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, asked):
+async def test_a_connection_that_is_lost_while_nothing_is_sent_fails_nothing(piped, client):
     async with piped() as some:
         before = 0
         for _ in range(3):
             while (me := await some.run("CLIENT", "ID")) == before:
                 await asyncio.sleep(0.01)
             before = me
-            await asyncio.to_thread(asked.client_kill_filter, me)
-            while me in [int(each["id"]) for each in asked.client_list()]:
+            await asyncio.to_thread(client.client_kill_filter, me)
+            while me in [int(each["id"]) for each in client.client_list()]:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.01)
 
 
-async def test_what_nobody_waits_for_any_more_is_not_sent(piped, asked):
+async def test_what_nobody_waits_for_any_more_is_not_sent(piped, client):
     async with piped() as some:
         some.run("INCR", "sent")
         some.run("INCR", "left").cancel()
         await some.run("INCR", "sent")
-    assert (asked.get("sent"), asked.get("left")) == (b"2", None)
+    assert (client.get("sent"), client.get("left")) == (b"2", None)
 
 
-async def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monkeypatch):
+async def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, redis_server, monkeypatch):
     async with piped() as some:
         await some.run("PING")
         monkeypatch.setattr(some, "_patience", 0.3)
         monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
-        with store.frozen():
+        with redis_server.frozen():
             sent = [some.run("GET", "a"), some.run("GET", "b")]
             for reply in await asyncio.gather(*sent, return_exceptions=True):
                 assert isinstance(reply, Unanswered)
@@ -126,11 +115,11 @@ async def test_a_redis_that_hangs_is_given_up_and_asked_again(piped, store, monk
         assert await some.run("PING") == b"PONG"
 
 
-async def test_what_was_given_is_written_before_the_end(piped, asked):
+async def test_what_was_given_is_written_before_the_end(piped, client):
     async with piped() as some:
         for _ in range(MANY):
             some.run("INCR", "given")
-    assert asked.get("given") == b"%d" % MANY
+    assert client.get("given") == b"%d" % MANY
 
 
 def calls(client: redis.Redis) -> tuple[int, int]:
@@ -141,26 +130,26 @@ def calls(client: redis.Redis) -> tuple[int, int]:
     )
 
 
-async def test_a_script_is_sent_once(piped, asked):
-    asked.config_resetstat()
+async def test_a_script_is_sent_once(piped, client):
+    client.config_resetstat()
     async with piped() as some:
         replies = [some.run("EVAL", script, 0, n) for n in range(10) for script in (ONE, OTHER)]
         assert await asyncio.gather(*replies) == [n for n in range(10) for _ in range(2)]
-    assert calls(asked) == (2, 18)
+    assert calls(client) == (2, 18)
 
 
-async def test_a_script_that_redis_has_forgotten_is_sent_again(piped, asked):
+async def test_a_script_that_redis_has_forgotten_is_sent_again(piped, client):
     async with piped() as some:
         assert await some.run("EVAL", ONE, 0, 1) == 1
-        await asyncio.to_thread(asked.script_flush)
+        await asyncio.to_thread(client.script_flush)
         replies = [some.run("EVAL", ONE, 0, n) for n in range(3)]
         assert await asyncio.gather(*replies) == [0, 1, 2]
         # And a new connection sends it anew, as it may lead to another server.
         me = await some.run("CLIENT", "ID")
-        await asyncio.to_thread(asked.client_kill_filter, me)
-        asked.config_resetstat()
+        await asyncio.to_thread(client.client_kill_filter, me)
+        client.config_resetstat()
         assert await some.run("EVAL", ONE, 0, 7) == 7
-        assert calls(asked) == (1, 0)
+        assert calls(client) == (1, 0)
 
 
 async def test_a_script_s_own_errors_are_the_caller_s(piped):
@@ -179,11 +168,11 @@ async def test_an_error_names_the_key_of_another_type(piped):
                 await some.run(*command)
 
 
-async def test_what_utf_8_has_not_is_a_question_mark(piped, asked):
+async def test_what_utf_8_has_not_is_a_question_mark(piped, client):
     async with piped() as some:
         replies = [some.run("SET", "half\ud800", "a\ud800b"), some.run("SET", "whole", "é")]
         assert await asyncio.gather(*replies) == [b"OK", b"OK"]
-    assert (asked.get("half?"), asked.get("whole")) == (b"a?b", "é".encode())
+    assert (client.get("half?"), client.get("whole")) == (b"a?b", "é".encode())
 
 
 async def test_an_answer_of_something_else_fails_what_was_sent():
@@ -225,7 +214,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("error", ELSEWHERE)
-async def test_a_server_that_is_not_the_one_to_ask_is_left(piped, asked, error):
+async def test_a_server_that_is_not_the_one_to_ask_is_left(piped, client, error):
     """As it answers a script, the error is one of this server."""
 
     async with piped() as some:
@@ -280,14 +269,14 @@ async def test_a_server_that_cannot_be_greeted_is_used(stack):
 @pytest.mark.parametrize(
     "error", [e for e in ELSEWHERE if not e.startswith(("ASK", "MOVED", "CROSSSLOT", "TRYAGAIN"))]
 )
-def test_a_worker_writes_once_more_on_a_new_connection(store, error):
+def test_a_worker_writes_once_more_on_a_new_connection(redis_server, error):
     met: list[int] = []
 
     class Backend(ResultScript):
         """What such a server refuses, and a new connection does not."""
 
         expires = 60
-        client = redis.Redis.from_url(store.url)
+        client = redis.Redis.from_url(redis_server.url)
 
         def _store_all(self, results):
             met.append(self.client.client_id())

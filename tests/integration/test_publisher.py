@@ -44,6 +44,14 @@ def pending(body: bytes = b"[]", queue: str = QUEUE) -> PendingTask:
     return PendingTask(message, monotonic() + TIMEOUT)
 
 
+async def publish(publisher: Publisher, one: PendingTask | None = None) -> PendingTask:
+    """Publish a message; return it when it is confirmed, or has failed."""
+    one = one or pending()
+    publisher.publish(one)
+    await eventually(lambda: one.ended or one.confirmed)
+    return one
+
+
 def published_as(task_id: str, delivery_id: str, queue: str) -> PendingTask:
     message = Message(task_id, "task", queue, b"[]", {"id": delivery_id})
     return PendingTask(message, monotonic() + TIMEOUT)
@@ -80,9 +88,7 @@ async def test_a_waiter_that_fails_keeps_no_publisher_from_its_broker(broker, me
             assert waiting.ended
         # then it comes back.
         await eventually(lambda: not publisher.error)
-        later = pending()
-        publisher.publish(later)
-        await eventually(lambda: later.confirmed)
+        assert (await publish(publisher)).confirmed
 
     assert any(isinstance(what.get("exception"), ZeroDivisionError) for what in told)
 
@@ -112,9 +118,7 @@ async def test_a_return_that_comes_after_its_timeout_concerns_no_later_try(broke
             given_up = False
             while not given_up:
                 first = published_as("id", "first", "a-queue-that-nobody-makes")
-                publisher.publish(first)
-                await eventually(lambda first=first: first.ended)
-                given_up = first.error.type == "not-confirmed"
+                given_up = (await publish(publisher, first)).error.type == "not-confirmed"
             # and the next try's under the same task id: the queue is there now.
             second = published_as("id", "second", QUEUE)
             publisher.publish(second)
@@ -146,14 +150,12 @@ async def test_a_message_fills_its_header_frame_to_the_last_byte_and_not_beyond(
             taken, refused = 0, 8192
             while refused - taken > 1:
                 size = (taken + refused) // 2
-                one = with_headers(size)
                 try:
-                    publisher.publish(one)
+                    one = await publish(publisher, with_headers(size))
                 except URITooLong as error:
                     assert "too long" in error.detail
                     refused = size
                 else:
-                    await eventually(lambda one=one: one.ended or one.confirmed)
                     assert one.confirmed, one.error
                     taken = size
             assert taken > 7000
@@ -170,14 +172,10 @@ def most_bytes(broker: RabbitMQ) -> Iterator[int]:
     broker.ctl("eval", limit.format("max_message_size", 16 * 1024 * 1024))
 
 
-async def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at_most(
-    broker, metrics, most_bytes
-):
+async def test_too_large_a_message_ends_one_connection_at_most(broker, metrics, most_bytes):
     async with started(Publisher(config(broker), metrics)) as publisher:
         # Given that the broker has closed the channel of one,
-        first = pending(b"x" * (most_bytes + 1))
-        publisher.publish(first)
-        await eventually(lambda: first.ended)
+        first = await publish(publisher, pending(b"x" * (most_bytes + 1)))
         assert first.error.type == "broker-unavailable"
         await eventually(lambda: not publisher.error)
         # when another one comes,
@@ -190,9 +188,7 @@ async def test_a_message_that_is_too_large_for_the_broker_ends_one_connection_at
         assert metrics.get("gateway_broker_connections_total") == 2
 
 
-async def test_an_exchange_that_is_refused_ends_one_connection_at_most(
-    metrics, broker, monkeypatch
-):
+async def test_a_refused_exchange_ends_one_connection_at_most(metrics, broker, monkeypatch):
     monkeypatch.setattr(publisher_module, "REFUSED", 1.0)
     rights = r"^(amq\.default|celery)$"
     broker.ctl("add_user", "some", "some")
@@ -206,25 +202,19 @@ async def test_an_exchange_that_is_refused_ends_one_connection_at_most(
         return made
 
     async with started(Publisher(some, metrics)) as publisher:
-        refused = to_exchange()
-        publisher.publish(refused)
-        await eventually(lambda: refused.error is not None)
+        assert (await publish(publisher, to_exchange())).error is not None
         await eventually(lambda: not publisher.error)
         connection = publisher.connection
 
         with pytest.raises(Unroutable, match="refuses the exchange amq.fanout"):
             publisher.publish(to_exchange())
-        fine = pending()
-        publisher.publish(fine)
-        await eventually(lambda: fine.confirmed)
+        assert (await publish(publisher)).confirmed
         assert publisher.connection is connection
 
         # It is tried again later, when the account may have the right.
         broker.ctl("set_permissions", "some", ".*", ".*", ".*")
         await eventually(lambda: publisher._refused["amq.fanout"] < monotonic())
-        taken = to_exchange()
-        publisher.publish(taken)
-        await eventually(lambda: taken.ended)
+        taken = await publish(publisher, to_exchange())
         assert "The exchange amq.fanout routes" in str(taken.error)
 
 
@@ -274,9 +264,7 @@ async def test_a_broker_that_does_not_read_is_given_so_much_and_no_more(broker, 
             transport = publisher._connection._transport
             assert most <= transport.get_write_buffer_size() <= 3 * most
         await eventually(lambda: publisher._connection.writable)
-        last = pending()
-        publisher.publish(last)
-        await eventually(lambda: last.confirmed)
+        assert (await publish(publisher)).confirmed
 
 
 async def test_an_alarm_is_noticed_by_who_connects_and_publishes_nothing(broker, metrics):
@@ -309,9 +297,7 @@ async def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_ano
     async def published(publisher: Publisher) -> str:
         """Publish once; return what the broker says of it."""
         await eventually(lambda: not publisher.error)
-        one = pending(queue=queue)
-        publisher.publish(one)
-        await eventually(lambda: one.ended or one.confirmed)
+        one = await publish(publisher, pending(queue=queue))
         return "confirmed" if one.confirmed else one.error.type
 
     async with started(
@@ -339,9 +325,7 @@ async def test_a_quorum_queue_that_takes_nothing_since_an_outage_is_tried_on_ano
             broker.ctl("clear_policy", "full")
 
 
-async def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_that_stopped(
-    broker, metrics, monkeypatch
-):
+async def test_no_silent_broker_keeps_a_stopped_publishers_connection(broker, metrics, monkeypatch):
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
     sockets = []
 
@@ -355,9 +339,7 @@ async def test_a_broker_that_does_not_answer_keeps_no_connection_of_a_publisher_
         broker.thaw()
 
 
-async def test_a_publisher_that_stops_while_it_sets_its_connection_up_ends_it_at_once(
-    broker, metrics, monkeypatch
-):
+async def test_a_publisher_that_stops_while_it_connects_ends_at_once(broker, metrics, monkeypatch):
     transports: asyncio.Queue[asyncio.Transport] = asyncio.Queue()
 
     async def never_ready(connection: TurnConnection, _: object) -> None:
@@ -372,20 +354,11 @@ async def test_a_publisher_that_stops_while_it_sets_its_connection_up_ends_it_at
     assert transport.is_closing()
 
 
-@pytest.fixture
-def proxy(broker) -> Iterator[Proxy]:
-    proxy = Proxy(broker.port)
-    yield proxy
-    proxy.close()
-
-
 def behind(proxy: Proxy, broker: RabbitMQ, query: str = "") -> str:
     return broker.url.replace(f":{broker.port}/", f":{proxy.port}/") + query
 
 
-async def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
-    metrics, broker, proxy, caplog, monkeypatch
-):
+async def test_a_silently_dead_connection_is_given_up(metrics, broker, proxy, caplog, monkeypatch):
     """Nothing tells of it but the missing confirm; heartbeats would need 20 s to."""
     urls = [behind(proxy, broker), broker.url]
 
@@ -393,20 +366,14 @@ async def test_a_silently_dead_connection_is_given_up_for_the_next_broker(
     one = Config(broker_url=urls, confirm_timeout=0.6)
     async with started(Publisher(one, metrics)) as publisher:
         proxy.stall()
-        lost = pending()
-        publisher.publish(lost)
-        await eventually(lambda: lost.error is not None)
+        assert (await publish(publisher)).error is not None
         await eventually(lambda: publisher.url == broker.url)
-        again = pending()
-        publisher.publish(again)
-        await eventually(lambda: again.confirmed)
+        assert (await publish(publisher)).confirmed
         # What the new connection does not answer yet was not asked of it.
         assert caplog.text.count("given up") == 1
 
 
-async def test_a_connection_without_requests_or_heartbeats_is_given_up(
-    metrics, broker, proxy, monkeypatch
-):
+async def test_a_connection_without_heartbeats_is_given_up(metrics, broker, proxy, monkeypatch):
     monkeypatch.setattr(random, "randrange", lambda _: 0)
     urls = [behind(proxy, broker, "?heartbeat=1"), broker.url]
 
@@ -415,9 +382,7 @@ async def test_a_connection_without_requests_or_heartbeats_is_given_up(
         await eventually(lambda: publisher.url == broker.url)
 
 
-async def test_the_second_address_of_a_name_serves_where_the_first_is_silent(
-    metrics, broker, monkeypatch
-):
+async def test_the_second_address_of_a_name_serves_if_one_is_silent(metrics, broker, monkeypatch):
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(broker_module, "CONNECT_TIMEOUT", 1.0)
 
@@ -444,7 +409,5 @@ async def test_a_broker_that_only_confirms_late_keeps_its_connection(metrics, br
         channel.confirms.confirm = lambda *_: None
         publisher.connection._scanner._on_confirm = lambda *_: None
         for _ in range(3):
-            lost = pending()
-            publisher.publish(lost)
-            await eventually(lambda lost=lost: lost.error is not None)
+            assert (await publish(publisher)).error is not None
         assert publisher._channel is channel

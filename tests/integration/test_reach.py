@@ -20,18 +20,15 @@ from tests.support.http_client import Answer, Connection, request
 from tests.support.requests import metric
 from tests.support.stack import RabbitMQ, Server
 
+EVENTS = {"exchange": "events", "routing_key": "orders.{json:/kind}"}
+MESSAGE = {"priority": "json:/urgency", "message_headers": {"region": "header:x-region"}}
+LIMITS = {"time_limit": 60, "soft_time_limit": 50}
+TEXT = {"from": "json:/text", "default": "nothing"}
+PAID = {"json:/status": ["paid", "refunded"], "header:x-env": "live*", "json:/test": False}
 CONFIG = (
     URLS
     + "journal = 1000\n"
-    + route(
-        "/kept",
-        "shop.options",
-        exchange="events",
-        routing_key="orders.{json:/kind}",
-        priority="json:/urgency",
-        message_headers={"region": "header:x-region"},
-        answer="wait-then-accept",
-    )
+    + route("/kept", "shop.options", answer="wait-then-accept", **EVENTS, **MESSAGE)
     + route(
         "/pay/{shop}",
         "shop.pay",
@@ -51,31 +48,12 @@ CONFIG = (
     )
     + route("/raw", "shop.raw", kwargs={"payload": "body"})
     + route("/about/{shop}", "shop.about", args=[])
-    + route(
-        "/options",
-        "shop.options",
-        priority="json:/urgency",
-        countdown=1,
-        expires=600,
-        time_limit=60,
-        soft_time_limit=50,
-        message_headers={"region": "header:x-region"},
-    )
-    + route("/topic", "shop.options", exchange="events", routing_key="orders.{json:/kind}")
+    + route("/options", "shop.options", countdown=1, expires=600, **LIMITS, **MESSAGE)
+    + route("/topic", "shop.options", **EVENTS)
     + route("/later", "shop.options", exchange="made-later")
     + route("/breaks", "shop.breaks", link_error="shop.noted")
-    + route(
-        "/quiet",
-        "shop.quiet",
-        answer="accept",
-        ignore_result=True,
-        args=[{"from": "json:/text", "default": "nothing"}],
-    )
-    + route(
-        "/paid",
-        "api.core.main",
-        when={"json:/status": ["paid", "refunded"], "header:x-env": "live*", "json:/test": False},
-    )
+    + route("/quiet", "shop.quiet", answer="accept", ignore_result=True, args=[TEXT])
+    + route("/paid", "api.core.main", when=PAID)
     + route("/paid", "shop.raw", args=["body"], when={"json:/status": "void"})
 )
 
@@ -266,16 +244,14 @@ def test_check_names_a_missing_exchange(servers, tmp_path):
     assert "it exists" in checked.of("exchange events").text
 
 
-def test_a_replay_sends_what_was_sent(servers, gateway, tmp_path):
+def test_a_replay_sends_what_was_sent(servers, gateway):
     """The journal has a message's exchange, routing key, headers and priority."""
     sent = post(gateway, "/kept", {"kind": "paid", "urgency": 7}, "X-Region: eu")
     arguments = ["--json", *servers.urls]
     listed = command.run("deliveries", "list", "--route", "/kept", *arguments).stdout
     delivery = json.loads(listed.splitlines()[0])["id"]
 
-    config = tmp_path / "gateway.toml"
-    config.write_text(CONFIG)
-    arguments += ["--config", str(config)]
+    arguments += ["--config", str(servers.config)]
     replayed = command.run("deliveries", "replay", delivery, "--wait", "30", *arguments[1:]).stdout
 
     assert "taken" in replayed

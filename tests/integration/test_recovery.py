@@ -52,9 +52,7 @@ def test_a_revoked_permission_is_503_and_bounded_reconnection(gateway, broker):
     until(lambda: post(f"{gateway.url}/", b"hi").body == b"hi")
 
 
-def test_a_drainer_that_dies_of_a_revoked_permission_is_replaced(
-    redis_server, gateway, start_gateway
-):
+def test_a_drainer_that_dies_of_a_revoked_right_is_replaced(redis_server, gateway, start_gateway):
     routes = route("/", None) + route("/late", None, queue="nobody", deadline=4)
     drained = start_gateway(routes, "--strategy=gevent")
     with ThreadPoolExecutor(1) as threads, redis_server.client as client:

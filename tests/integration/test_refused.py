@@ -39,14 +39,11 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"Traceparent: 00-{TRACE}-00f067aa0ba902b7-01"
 #: Headers with secrets, none of which may be told.
 SECRETS = [
-    "Authorization: Bearer hidden-1",
-    "Cookie: session=hidden-2",
-    "Proxy-Authorization: hidden-3",
-    "X-Gitlab-Token: hidden-4",
-    "X-Hub-Signature-256: sha256=hidden-5",
+    "Authorization: Bearer hidden-1", "Cookie: session=hidden-2", "Proxy-Authorization: hidden-3",
+    "X-Gitlab-Token: hidden-4", "X-Hub-Signature-256: sha256=hidden-5",
     *(f"{name}: hidden-6" for name in ("X-Api-Key", "X-TOTP", "X-Passcode", "X-Pin", "Client")),
     *(f"{name}: hidden-7" for name in ("X-Forwarded-Access-Token", "X-Session-Id", "X-Client-Key")),
-]
+]  # fmt: skip
 
 
 @pytest.fixture

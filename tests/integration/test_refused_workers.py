@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.checking import ROUTE, check, servers_at, worker_of, write
+from tests.support.config import route
 from tests.support.requests import post
-from tests.support.stack import RabbitMQ, Server, Stack
+from tests.support.stack import RabbitMQ
 from tests.support.waiting import until
 
 SHOP = """
@@ -25,10 +26,8 @@ appserver.setup(app)
 def main(query, headers, body):
     return body
 """
-QUORUM = """
-queue_type = "quorum"
-queue_arguments = { x-dead-letter-exchange = "gateway.dead", x-delivery-limit = 20 }
-"""
+DEAD = {"x-dead-letter-exchange": "gateway.dead", "x-delivery-limit": 20}
+QUORUM = {"queue_type": "quorum", "queue_arguments": DEAD}
 
 
 @pytest.fixture
@@ -42,9 +41,7 @@ def quorum_url(rabbitmq: RabbitMQ) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("lines", [None, "import appserver; appserver.setup(app)"])
-def test_workers_consume_queues_that_are_quorum_queues_by_default(
-    stack: Stack, quorum_url, redis_server: Server, tmp_path, lines
-):
+def test_workers_consume_quorum_queues_by_default(stack, quorum_url, redis_server, tmp_path, lines):
     servers = servers_at(quorum_url, redis_server.url)
     gateway = stack.gateway(*servers)
     with worker_of(stack, quorum_url, tmp_path, redis_server.url, lines) as worker:
@@ -58,9 +55,7 @@ def test_workers_consume_queues_that_are_quorum_queues_by_default(
         assert worker.output().count("does not support global qos") <= 2  # Celery's line, and ours
 
 
-def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
-    stack: Stack, quorum_url, redis_server: Server
-):
+def test_a_stock_worker_that_cannot_consume_it_is_told_what_to_set(stack, quorum_url, redis_server):
     stack.gateway("--broker", quorum_url, "--result-backend", redis_server.url)
     checked = check(*servers_at(quorum_url, redis_server.url))
     assert checked.code == 1
@@ -69,27 +64,21 @@ def test_a_stock_worker_that_cannot_consume_such_a_queue_is_told_what_to_set(
     assert "appserver.setup(app)" in text
 
 
-def test_a_queue_that_is_there_otherwise_is_left_out_until_it_is_deleted(
-    stack: Stack, rabbitmq: RabbitMQ, redis_server: Server, tmp_path
+def test_a_queue_of_another_kind_is_left_out_until_deleted(
+    stack, rabbitmq, redis_server, start_gateway, tmp_path
 ):
     known, other = f"known-{uuid.uuid4().hex}", f"other-{uuid.uuid4().hex}"
-    config = tmp_path / "gateway.toml"
-    servers = ["--broker", rabbitmq.url, "--result-backend", redis_server.url]
-    config.write_text(f'[[routes]]\npath = "/"\nqueue = "{known}"\n')
-    stack.gateway("--config", str(config), *servers).stop()  # it has declared a classic queue
+    start_gateway(route("/", None, queue=known)).stop()  # it has declared a classic queue
     (tmp_path / "shop.py").write_text(SHOP)
     options = {"app": "shop", "cwd": tmp_path, "queues": (known, other), "pool": "prefork"}
     worker = stack.worker(rabbitmq.url, redis_server.url, env={"GATEWAY_QUEUES": known}, **options)
     until(lambda: f"The queue {known} is not consumed" in worker.output(), 30, said=worker.output)
-    routes = [f'[[routes]]\npath = "/{name}"\nqueue = "{name}"\n' for name in (other, known)]
-    config.write_text(routes[0])
-    gateway = stack.gateway("--config", str(config), *servers)
+    gateway = start_gateway(route(f"/{other}", None, queue=other))
     assert post(f"{gateway.url}/{other}", b"hello").body == b"hello"  # the others are consumed
     gateway.stop()
     rabbitmq.ctl("delete_queue", known)
     until(lambda: f"The queue {known} is consumed again" in worker.output(), 30)
-    config.write_text(routes[1] + QUORUM)
-    gateway = stack.gateway("--config", str(config), *servers)
+    gateway = start_gateway(route(f"/{known}", None, queue=known, **QUORUM))
     assert post(f"{gateway.url}/{known}", b"hello").body == b"hello"
     worker.stop()
 

@@ -8,7 +8,6 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-import redis
 from celery import Celery, states
 from celery.app.task import Context
 from celery.exceptions import BackendStoreError
@@ -23,16 +22,9 @@ KEY = "celery-task-meta-"
 
 
 @pytest.fixture
-def store(redis_server) -> Iterator[redis.Redis]:
-    with redis_server.client as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def published(store) -> Iterator[Callable[[], tuple[str, bytes]]]:
+def published(client) -> Iterator[Callable[[], tuple[str, bytes]]]:
     """Return the next result that is published: its key and what is said of it."""
-    with store.pubsub(ignore_subscribe_messages=True) as pubsub:
+    with client.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.psubscribe(f"{KEY}*")
         pubsub.get_message(timeout=10)
 
@@ -51,30 +43,30 @@ def app(redis_server) -> Iterator[Celery]:
         app.backend.client.close()
 
 
-def test_a_result_is_stored_with_its_life_and_published(app, store, published):
+def test_a_result_is_stored_with_its_life_and_published(app, client, published):
     app.backend.store_result("1", {"ünï": [1]}, states.SUCCESS)
 
-    stored = store.get(f"{KEY}1")
+    stored = client.get(f"{KEY}1")
     assert json.loads(stored)["result"] == {"ünï": [1]}
-    assert 0 < store.ttl(f"{KEY}1") <= app.backend.expires
+    assert 0 < client.ttl(f"{KEY}1") <= app.backend.expires
     assert published() == (f"{KEY}1", stored)
     assert app.AsyncResult("1").get(timeout=10) == {"ünï": [1]}
 
 
 @pytest.mark.parametrize("before", [states.STARTED, states.RETRY, states.FAILURE])
-def test_another_state_is_followed_by_the_next(app, store, before):
+def test_another_state_is_followed_by_the_next(app, client, before):
     result = {"pid": 1} if before == states.STARTED else ValueError("once")
     app.backend.store_result("1", result, before)
 
     app.backend.store_result("1", "done", states.SUCCESS)
 
-    assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
+    assert json.loads(client.get(f"{KEY}1"))["result"] == "done"
 
 
 @pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("end", [states.FAILURE, states.REVOKED])
 @pytest.mark.parametrize("late", [states.RETRY, states.STARTED, "PROGRESS"])
-def test_the_end_of_a_later_try_stays(app, store, extended, end, late):
+def test_the_end_of_a_later_try_stays(app, client, extended, end, late):
     """A task publishes its next try before its state RETRY is stored."""
     app.conf.result_extended = extended
 
@@ -82,7 +74,7 @@ def test_the_end_of_a_later_try_stays(app, store, extended, end, late):
         result = ValueError("x") if state in states.EXCEPTION_STATES else {"pid": 1}
         request = Context({"retries": retries, "task": "t", "args": ['"retries": 9}']})
         app.backend.store_result("1", result, state, request=request)
-        return json.loads(store.get(f"{KEY}1"))["status"]
+        return json.loads(client.get(f"{KEY}1"))["status"]
 
     assert store_of(12, end) == end
     assert store_of(11, late) == end
@@ -96,7 +88,7 @@ def test_the_end_of_a_later_try_stays(app, store, extended, end, late):
 
 
 @pytest.fixture
-def held(app, store, monkeypatch) -> HeldResults:
+def held(app, client, monkeypatch) -> HeldResults:
     """What holds results, as in the pool `solo`, in the middle of a turn that lasts."""
     monkeypatch.setattr(held_results, "HELD", 3_600)
     connection = reply_connection(app)
@@ -111,35 +103,35 @@ def succeed(app: Celery, task_id: str, result: str) -> None:
     reply_connection(app).held.end(store)
 
 
-def test_results_that_are_held_are_stored_together(app, store, held, published):
+def test_results_that_are_held_are_stored_together(app, client, held, published):
     app.backend.store_result("0", "loads the script", states.STARTED)
-    before = store.info("commandstats")["cmdstat_evalsha"]["calls"]
+    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
     for number in map(str, range(1, 6)):
         succeed(app, number, number)
-    assert store.keys(f"{KEY}[1-9]") == []
+    assert client.keys(f"{KEY}[1-9]") == []
     held.flush()
     assert [published()[0] for _ in range(6)] == [f"{KEY}{number}" for number in range(6)]
     for number in map(str, range(1, 6)):
-        assert json.loads(store.get(f"{KEY}{number}"))["result"] == number
-        assert 0 < store.ttl(f"{KEY}{number}") <= app.backend.expires
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 5
+        assert json.loads(client.get(f"{KEY}{number}"))["result"] == number
+        assert 0 < client.ttl(f"{KEY}{number}") <= app.backend.expires
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 5
 
 
-def test_held_results_are_stored_though_the_script_is_not_there(app, store, held):
-    store.script_flush()
+def test_held_results_are_stored_though_the_script_is_not_there(app, client, held):
+    client.script_flush()
     succeed(app, "1", "x")
     succeed(app, "2", "y")
     held.flush()
-    assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
-    assert json.loads(store.get(f"{KEY}2"))["result"] == "y"
+    assert json.loads(client.get(f"{KEY}1"))["result"] == "x"
+    assert json.loads(client.get(f"{KEY}2"))["result"] == "y"
 
 
-def test_held_results_are_stored_though_the_connection_was_lost(app, store, held):
+def test_held_results_are_stored_though_the_connection_was_lost(app, client, held):
     app.backend.store_result("0", "connected", states.STARTED)
     succeed(app, "1", "x")
-    store.client_kill_filter(_type="normal", skipme=True)
+    client.client_kill_filter(_type="normal", skipme=True)
     held.flush()
-    assert json.loads(store.get(f"{KEY}1"))["result"] == "x"
+    assert json.loads(client.get(f"{KEY}1"))["result"] == "x"
 
 
 def test_without_redis_each_held_result_is_tried_by_itself(caplog):
@@ -150,16 +142,16 @@ def test_without_redis_each_held_result_is_tried_by_itself(caplog):
     assert "2 results are stored one by one" in caplog.text
 
 
-def test_held_results_are_stored_before_any_is_read_or_forgotten(app, store, held):
+def test_held_results_are_stored_before_any_is_read_or_forgotten(app, client, held):
     succeed(app, "1", "x")
-    assert store.keys(f"{KEY}*") == []
+    assert client.keys(f"{KEY}*") == []
     assert app.AsyncResult("1").result == "x"
     succeed(app, "2", "y")
     assert None not in app.backend.mget([f"{KEY}1", f"{KEY}2"])
     succeed(app, "3", "z")
     app.AsyncResult("3").forget()
     held.flush()
-    assert sorted(store.keys(f"{KEY}*")) == [f"{KEY}1".encode(), f"{KEY}2".encode()]
+    assert sorted(client.keys(f"{KEY}*")) == [f"{KEY}1".encode(), f"{KEY}2".encode()]
 
 
 def test_the_result_of_a_chords_member_is_not_held(app):
@@ -171,33 +163,29 @@ def test_the_result_of_a_chords_member_is_not_held(app):
     assert held_results.is_followed(app, Context({**named, "chord": {"task": "x"}}))
 
 
-def test_a_success_is_final(app, store, published):
+def test_a_success_is_final(app, client, published):
     app.backend.store_result("1", "done", states.SUCCESS)
 
     app.backend.store_result("1", ValueError("late"), states.FAILURE)
     app.backend.store_result("2", "other", states.SUCCESS)
 
     assert [published()[0] for _ in range(2)] == [f"{KEY}1", f"{KEY}2"]
-    assert json.loads(store.get(f"{KEY}1"))["result"] == "done"
+    assert json.loads(client.get(f"{KEY}1"))["result"] == "done"
 
 
-def test_results_may_live_for_ever(app, store):
+def test_results_may_live_for_ever(app, client):
     app.backend.expires = None
 
     app.backend.store_result("1", "done", states.SUCCESS)
 
-    assert store.ttl(f"{KEY}1") == -1
+    assert client.ttl(f"{KEY}1") == -1
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"result_serializer": "pickle", "result_accept_content": ["pickle"]},
-        {"result_compression": "gzip"},
-    ],
-    ids=["pickle", "gzip"],
-)
-def test_what_is_no_plain_json_goes_celery_s_way(app, store, setting):
+PICKLE = {"result_serializer": "pickle", "result_accept_content": ["pickle"]}
+
+
+@pytest.mark.parametrize("setting", [PICKLE, {"result_compression": "gzip"}])
+def test_what_is_no_plain_json_goes_celery_s_way(app, client, setting):
     app.conf.update(setting)
     app.backend.store_result("1", "done", states.SUCCESS)
 
@@ -206,20 +194,20 @@ def test_what_is_no_plain_json_goes_celery_s_way(app, store, setting):
     assert app.backend.get_task_meta("1", cache=False)["status"] == states.SUCCESS
 
 
-def test_what_redis_has_no_room_for_is_an_error(app, store):
+def test_what_redis_has_no_room_for_is_an_error(app, client):
     app.backend._MAX_STR_VALUE_SIZE = 100
 
     with pytest.raises(BackendStoreError):
         app.backend.store_result("1", "x" * 100, states.SUCCESS)
 
 
-def test_a_redis_that_has_lost_its_scripts_learns_it_anew(app, store):
+def test_a_redis_that_has_lost_its_scripts_learns_it_anew(app, client):
     app.backend.store_result("1", "done", states.SUCCESS)
-    store.script_flush()
+    client.script_flush()
 
     app.backend.store_result("2", "done", states.SUCCESS)
 
-    assert json.loads(store.get(f"{KEY}2"))["result"] == "done"
+    assert json.loads(client.get(f"{KEY}2"))["result"] == "done"
 
 
 # Beginnings of redelivered messages are counted, by task and by deployment ---------------------

@@ -24,13 +24,13 @@ import pytest
 from gateway import __version__
 from gateway.config.strategies import STRATEGIES, properties
 from gateway.process.child_handle import START_TIMEOUT
-from tests.faults.proxy import Proxy
+from tests.integration.checking import write
 from tests.support import command
 from tests.support.command import GATEWAY
 from tests.support.environment import inherited
 from tests.support.http_client import Answer, Connection, ask, connections, request
 from tests.support.requests import REQUESTS, fetch, is_ready, metric, readiness
-from tests.support.stack import RabbitMQ, Server, Stack, free_port
+from tests.support.stack import Server, free_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +45,10 @@ Start = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
-def start_gateway(stack: Stack, urls: list[str]) -> Start:
-    def start(*args: str) -> Server:
+def start_gateway(start_gateway: Start) -> Start:
+    def start(config: str, *args: str) -> Server:
         """Start a gateway whose children are all ready."""
-        server = stack.gateway(*urls, *args)
+        server = start_gateway(config, *args)
         until(lambda: all(child.get("broker") == "" for child in readiness(server)[1]["children"]))
         return server
 
@@ -56,31 +56,15 @@ def start_gateway(stack: Stack, urls: list[str]) -> Start:
 
 
 @pytest.fixture(scope="module")
-def one(start_gateway: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
+def one(start_gateway: Start) -> Server:
     """A gateway with one child, for all tests that leave it as it was."""
-    config = tmp_path_factory.mktemp("one") / "gateway.toml"
-    config.write_text(ROUTE + LARGE)
-    return start_gateway("--config", str(config))
+    return start_gateway(ROUTE + LARGE)
 
 
 @pytest.fixture(scope="module")
-def two(start_gateway: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:
+def two(start_gateway: Start) -> Server:
     """The same with two children, whose requests to nobody end soon."""
-    config = tmp_path_factory.mktemp("two") / "gateway.toml"
-    config.write_text(NOBODY.format(0.2))
-    return start_gateway("--config", str(config), "--processes", "2")
-
-
-@pytest.fixture
-def nobody(tmp_path):
-    """Write a configuration with a route whose requests have `deadline` seconds."""
-
-    def write(deadline: float) -> list[str]:
-        path = tmp_path / "gateway.toml"
-        path.write_text(NOBODY.format(deadline))
-        return ["--config", str(path)]
-
-    return write
+    return start_gateway(NOBODY.format(0.2), "--processes", "2")
 
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -164,10 +148,9 @@ def test_environment_configures_it_all(stack, rabbitmq, redis_server, worker):
 
 
 def test_all_problems_are_told_and_nothing_starts(tmp_path):
-    config = tmp_path / "gateway.toml"
-    config.write_text('colour = "red"\n[[routes]]\npath = "x"\n')
+    config = write(tmp_path, 'colour = "red"\n[[routes]]\npath = "x"\n')
 
-    done = run("serve", "--config", str(config), "--port", "70000", GATEWAY_TIMEOUT="never")
+    done = run("serve", *config, "--port", "70000", GATEWAY_TIMEOUT="never")
 
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
@@ -381,14 +364,10 @@ def test_killed_child_is_replaced_and_what_it_counted_stays(one, worker):
     assert metric(one, "gateway_connections_open") == 0
 
 
-async def test_hangup_replaces_the_children_with_the_new_configuration(
-    start_gateway, worker, tmp_path
-):
+async def test_hangup_replaces_children_with_the_new_configuration(start_gateway, worker):
     # Given a gateway with two children and a file,
-    config = tmp_path / "gateway.toml"
-    config.write_text('processes = 2\n[[routes]]\npath = "/"\n')
-    server = start_gateway("--config", str(config))
-    old = children(server)
+    server = start_gateway(f"processes = 2\n{ROUTE}")
+    config, old = server.config, children(server)
     assert post(server, b"x").status == 200
 
     # when the file is broken, nothing changes;
@@ -432,22 +411,20 @@ async def test_hangup_replaces_the_children_with_the_new_configuration(
 
 
 @pytest.fixture(scope="module")
-def failed_reloads(start_gateway, worker, tmp_path_factory) -> Iterator[Future[None]]:
+def failed_reloads(start_gateway, worker) -> Iterator[Future[None]]:
     """Begin `reload_in_vain`, which takes long, with the first test; the others run meanwhile."""
     # Given a gateway with two children,
-    config = tmp_path_factory.mktemp("reloads") / "gateway.toml"
-    config.write_text(f"processes = 2\ngrace = 0.1\n{ROUTE}")
-    server = start_gateway("--config", str(config))
+    server = start_gateway(f"processes = 2\ngrace = 0.1\n{ROUTE}")
     with ThreadPoolExecutor(1) as thread:
-        yield thread.submit(reload_in_vain, server, config)
+        yield thread.submit(reload_in_vain, server)
 
 
-def reload_in_vain(server: Server, config: Path) -> None:
-    text = config.read_text()
+def reload_in_vain(server: Server) -> None:
+    text = server.config.read_text()
     for number, path in [(signal.SIGKILL, "/new"), (signal.SIGSTOP, "/newer")]:
         # and a new configuration,
         text += f'[[routes]]\npath = "{path}"\n'
-        config.write_text(text)
+        server.config.write_text(text)
         replace_in_vain(server, number, path)
 
 
@@ -480,21 +457,10 @@ def replace_in_vain(server: Server, number: signal.Signals, path: str) -> None:
     assert post(server, b"x", path).status == 200
 
 
-@pytest.fixture
-def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
-    proxy = Proxy(rabbitmq.port)
-    yield proxy
-    proxy.close()
-
-
-def test_hangup_waits_for_a_new_child_that_is_silent_for_a_while(
-    start_gateway, rabbitmq, proxy, worker, tmp_path
-):
+def test_hangup_waits_for_a_silent_new_child(start_gateway, rabbitmq, proxy, worker):
     # Given a new child that has answered its parent, and is not ready,
     url = rabbitmq.url.replace(f":{rabbitmq.port}", f":{proxy.port}")
-    config = tmp_path / "gateway.toml"
-    config.write_text(f"confirm_timeout = 0.5\n{ROUTE}")
-    server = start_gateway("--config", str(config), "--broker", url)
+    server = start_gateway(f"confirm_timeout = 0.5\n{ROUTE}", "--broker", url)
     (old,) = children(server)
     proxy.stall()
     os.kill(server.pid, signal.SIGHUP)
@@ -572,7 +538,7 @@ def test_signals_to_a_whole_group_are_the_parents_from_the_first_moment(tmp_path
 
 
 async def test_stopping_under_load_answers_every_request_that_was_taken(start_gateway, worker):
-    server = start_gateway("--processes", "2")
+    server = start_gateway(ROUTE, "--processes", "2")
 
     async def client(answers: list[int]) -> None:
         """Send requests one after the other until told that this was the last one."""
@@ -596,9 +562,9 @@ async def test_stopping_under_load_answers_every_request_that_was_taken(start_ga
     assert "Traceback" not in server.output()
 
 
-def test_requests_under_way_are_answered_and_new_connections_are_refused(start_gateway, nobody):
+def test_requests_under_way_are_answered_and_new_connections_are_refused(start_gateway):
     # As a service manager ends it, and as a terminal does.
-    stopping = {start_gateway(*nobody(3)): os.kill, start_gateway(*nobody(3)): os.killpg}
+    stopping = {start_gateway(NOBODY.format(3)): kill for kill in (os.kill, os.killpg)}
 
     async def talk(server: Server) -> Answer:
         async with await Connection.open(server.port) as connection:
@@ -637,10 +603,9 @@ def test_requests_under_way_are_answered_and_new_connections_are_refused(start_g
         assert "Traceback" not in said
 
 
-async def test_the_log_says_how_many_requests_were_cut_off(start_gateway, nobody):
-    busy = start_gateway(*nobody(60))
-    config = Path(nobody(60)[1])
-    config.write_text(f"grace = 0.2\n{config.read_text()}")
+async def test_the_log_says_how_many_requests_were_cut_off(start_gateway):
+    busy = start_gateway(NOBODY.format(60))
+    busy.config.write_text(f"grace = 0.2\n{NOBODY.format(60)}")
     os.kill(busy.pid, signal.SIGHUP)
     until(lambda: "reloaded" in busy.output())
 
@@ -666,17 +631,10 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     answers = [asyncio.run(all_of(address)) for address in (one.port, told.path)][1]
     assert [answer.status for answer in answers] == [200, 404, 405, 400]
     until(lambda: told.output().count("requests: ") == before + len(answers))
-    lines = re.findall(
-        r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery=(\S+?)(?: \w+=\S+?)*(?:: (.+))?$",
-        told.output(),
-        re.M,
-    )[before:]
-    assert [line[:3] for line in lines] == [
-        ("POST", "/", "200"),
-        ("POST", "/no", "404"),
-        ("PUT", "/", "405"),
-        ("POST", "/", "400"),
-    ]
+    form = r"requests: (\w+) (\S+) (\d+) [\d.]+ ms delivery=(\S+?)(?: \w+=\S+?)*(?:: (.+))?$"
+    lines = re.findall(form, told.output(), re.M)[before:]
+    told_of = [" ".join(line[:3]) for line in lines]
+    assert told_of == ["POST / 200", "POST /no 404", "PUT / 405", "POST / 400"]
     ids = [line[3] for line in lines]
     assert ids[1:] == [answer.problem["delivery_id"] for answer in answers[1:]]
     assert len(set(ids)) == 4 and "secret" not in told.output()
@@ -685,8 +643,8 @@ def test_requests_are_lines_of_the_log_only_where_that_is_said(told, one, worker
     assert "requests: " not in one.output()
 
 
-async def test_second_signal_ends_at_once(start_gateway, nobody):
-    server = start_gateway(*nobody(60))
+async def test_second_signal_ends_at_once(start_gateway):
+    server = start_gateway(NOBODY.format(60))
 
     async with asyncio.timeout(TIMEOUT), await Connection.open(server.port) as connection:
         await wait_at(connection, server)
@@ -751,9 +709,7 @@ def test_hangup_changes_nothing_unless_all_new_children_are_ready(failed_reloads
     failed_reloads.result()
 
 
-def test_broker_that_is_away_fails_readiness_but_not_liveness(
-    one, rabbitmq, worker, failed_reloads
-):
+def test_broker_that_is_away_fails_readiness_not_liveness(one, rabbitmq, worker, failed_reloads):
     wait([failed_reloads])  # which needs the same broker
     rabbitmq.ctl("stop_app")
     try:

@@ -118,12 +118,8 @@ def test_a_reload_that_fails_ends_as_well(manager, start_gateway, tmp_path):
 def test_it_starts_without_a_broker_and_says_what_is_wrong(tmp_path, start_gateway, strategy):
     manager = Manager(f"{tmp_path}/notify")
     nobody = f"amqp://127.0.0.1:{free_port()}//"
-    start_gateway(
-        manager.address,
-        f"--strategy={strategy}",
-        GATEWAY_BROKER_URL=nobody,
-        GATEWAY_CONFIRM_TIMEOUT="0.5",
-    )
+    env = {"GATEWAY_BROKER_URL": nobody, "GATEWAY_CONFIRM_TIMEOUT": "0.5"}
+    start_gateway(manager.address, f"--strategy={strategy}", **env)
     manager.until("READY")
     manager.until_status("not ready, 1 process: broker: ")
     manager.socket.close()
@@ -193,9 +189,7 @@ def activated(stack: Stack, rabbitmq: RabbitMQ, redis_server: Server) -> Server:
     return server
 
 
-def test_a_restart_refuses_no_connection_of_a_socket_that_was_passed(
-    activated, stack, rabbitmq, redis_server
-):
+def test_a_restart_refuses_nobody_on_a_passed_socket(activated, stack, rabbitmq, redis_server):
     stack.worker(rabbitmq.url, redis_server.url)
     assert post(activated.url, b"hello").body == b"hello"
     (gateway,) = children(activated)

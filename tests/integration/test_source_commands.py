@@ -156,10 +156,8 @@ def test_a_refused_sample_says_so(send):
     ],
 )
 def test_one_id_is_one_delivery(send, source, data, body):
-    sent = [
-        send(f"/{source}", "--as", source, "--id", "7", *(("--data", text) if text else ()))
-        for text in data
-    ]
+    given = [("--data", text) if text else () for text in data]
+    sent = [send(f"/{source}", "--as", source, "--id", "7", *each) for each in given]
     assert [each.err for each in sent] == ["", ""]
     first, second = (each.out.splitlines() for each in sent)
     assert first[-1] == body

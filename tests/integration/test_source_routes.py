@@ -132,11 +132,9 @@ def test_a_sources_rate_is_spent_by_verified_deliveries_only(gateway, nginx):
 # Headers ------------------------------------------------------------------------------------
 
 PRIVATE = {
-    "Authorization": "Bearer abc",
-    "Cookie": "a=b",
-    "Proxy-Authorization": "Basic abc",
+    "Authorization": "Bearer abc", "Cookie": "a=b", "Proxy-Authorization": "Basic abc",
     "X-Custom": "mine",
-}
+}  # fmt: skip
 
 
 def test_the_task_gets_the_secret_headers_that_are_passed(nginx):

@@ -59,17 +59,13 @@ async def use(gateways: dict[str, Server], state: Server) -> None:
 
 async def copies(gateways: dict[str, Server], number: int, key: str, until: str = "") -> None:
     """Deliver so many of the key with each gateway's name, at once, and look at the answers."""
-    for name, answers in zip(
-        gateways,
-        await gather(
-            *(
-                gather(*(deliver(gateway, f"{key}-{name}", until=until) for _ in range(number)))
-                for name, gateway in gateways.items()
-            )
-        ),
-        strict=True,
-    ):
-        assert {(a.status, a.body) for a in answers} == {(200, f"{key}-{name}".encode())}
+
+    async def of(name: str, gateway: Server) -> None:
+        own = f"{key}-{name}"
+        answers = await gather(*(deliver(gateway, own, until=until) for _ in range(number)))
+        assert {(a.status, a.body) for a in answers} == {(200, own.encode())}
+
+    await gather(*(of(*each) for each in gateways.items()))
 
 
 def test_claims_live_where_they_were_told_to(servers, gateways, state):

@@ -18,10 +18,8 @@ from tests.support.config import route
 from tests.support.stack import Server
 
 LIMITS = {
-    "/accept": {"answer": "accept"},
-    "/soft": {"soft_time_limit": 1},
-    "/hard": {"time_limit": 1},
-}
+    "/accept": {"answer": "accept"}, "/soft": {"soft_time_limit": 1}, "/hard": {"time_limit": 1},
+}  # fmt: skip
 MANY = 400
 
 

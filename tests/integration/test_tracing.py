@@ -123,10 +123,8 @@ def ids(answer: Answer) -> tuple[str, str]:
 
 def imported(gateway: Server) -> bool:
     """Has a process of the gateway mapped a library that comes with OpenTelemetry's exporter?"""
-    return any(
-        "google/_upb" in Path(f"/proc/{process.pid}/maps").read_text()
-        for process in gateway.family()
-    )
+    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in gateway.family())
+    return any("google/_upb" in each for each in maps)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -156,23 +154,18 @@ def test_one_id_from_the_sender_to_the_tasks_log(start, collector, worker, strat
     delivery, task = (server.attributes.pop(f"gateway.{it}.id") for it in ("delivery", "task"))
     assert f" delivery={delivery} " in line and answer.headers["x-delivery-id"] == delivery
     assert server.attributes == {
-        "http.request.method": "POST",
-        "http.route": "/run/{name}",
-        "http.response.status_code": 200,
-        "url.path": f"/run/{strategy}",
+        "http.request.method": "POST", "http.route": "/run/{name}",
+        "http.response.status_code": 200, "url.path": f"/run/{strategy}",
         "client.address": "127.0.0.1",
-    }
+    }  # fmt: skip
     size = publish.attributes.pop("messaging.message.body.size")
     assert size > len(body)
     assert publish.attributes == {
-        "messaging.system": "rabbitmq",
-        "messaging.operation.name": "publish",
-        "messaging.operation.type": "send",
-        "messaging.destination.name": QUEUE,
-        "messaging.rabbitmq.destination.routing_key": QUEUE,
-        "messaging.message.id": task,
+        "messaging.system": "rabbitmq", "messaging.operation.name": "publish",
+        "messaging.operation.type": "send", "messaging.destination.name": QUEUE,
+        "messaging.rabbitmq.destination.routing_key": QUEUE, "messaging.message.id": task,
         "celery.task_name": "traced.run",
-    }
+    }  # fmt: skip
     assert publish.kind == "producer"
     own = [span for span in spans.values() if span.service == "hooks"]
     assert {span.parent_id for span in own} == {PARENT, server.span_id}
@@ -239,16 +232,11 @@ def test_a_sender_that_leaves_is_told(gateway, collector):
 
 
 async def test_a_later_try_says_which_task_it_waits_for(gateway, collector):
-    first, second = (
-        f"traceparent: 00-{'c' * 32}-{PARENT}-00",
-        f"traceparent: 00-{'d' * 32}-{PARENT}-00",
-    )
     key = "Idempotency-Key: traced"
+    parents = [f"traceparent: 00-{digit * 32}-{PARENT}-00" for digit in "cd"]
 
-    answers = await gather(
-        send(gateway, "/once?seconds=1", "joined", first, key),
-        send(gateway, "/once?seconds=1", "joined", second, key),
-    )
+    once = (send(gateway, "/once?seconds=1", "joined", parent, key) for parent in parents)
+    answers = await gather(*once)
 
     # Both get the answer of one task, and each its own ids.
     assert answers[0].body == answers[1].body
@@ -330,12 +318,9 @@ def test_without_the_setting_nothing_changes_and_nothing_is_imported(start, gate
 
 
 def test_the_variables_of_opentelemetry_count(start, collector):
-    gateway = start(
-        "trace_sample = 1",
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
-        OTEL_EXPORTER_OTLP_HEADERS="x-tenant=lab",
-        OTEL_SERVICE_NAME="by variable",
-    )
+    exporter = {"ENDPOINT": collector.url, "HEADERS": "x-tenant=lab"}
+    env = {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in exporter.items()}
+    gateway = start("trace_sample = 1", **env, OTEL_SERVICE_NAME="by variable")
     trace = ids(ask(gateway, "/run/a"))[0]
     assert collector.of(trace, "POST /run/{name}")["POST /run/{name}"].service == "by variable"
     path, headers = next(each for each in collector.exports if each[1].get("x-tenant"))
@@ -344,11 +329,8 @@ def test_the_variables_of_opentelemetry_count(start, collector):
 
 def test_a_collector_that_is_gone_delays_nothing_and_is_told_once(start):
     away = free_port()
-    gateway = start(
-        f'trace_sample = 1\ntrace_endpoint = "http://127.0.0.1:{away}"',
-        OTEL_BSP_MAX_QUEUE_SIZE="10",
-        OTEL_BSP_MAX_EXPORT_BATCH_SIZE="5",
-    )
+    env = {"OTEL_BSP_MAX_QUEUE_SIZE": "10", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5"}
+    gateway = start(f'trace_sample = 1\ntrace_endpoint = "http://127.0.0.1:{away}"', **env)
     told = "spans are not exported, and may be lost"
     answers = [ask(gateway, "/run/a", f"gone {number}") for number in range(20)]
     until(lambda: told in gateway.output())
@@ -358,9 +340,8 @@ def test_a_collector_that_is_gone_delays_nothing_and_is_told_once(start):
     lines = [line for line in gateway.output().splitlines() if "span" in line]
     assert len([line for line in lines if told in line]) == 1
     # Nothing of the library's, and what is left at the end is given up.
-    assert [
-        line for line in lines if told not in line and "the last spans are lost" not in line
-    ] == []
+    others = [line for line in lines if told not in line and "the last spans are lost" not in line]
+    assert others == []
     assert "drained: all requests are answered" in gateway.output()
 
 

@@ -15,30 +15,24 @@ from tests.support.requests import post
 from tests.support.stack import RabbitMQ, Stack
 from tests.support.waiting import until
 
+AUDIT = {"task": "api.core.main", "queue": "audit"}
 ROUTES = (
     "journal = 100\n"
-    + route(
-        "/keyed",
-        None,
-        idempotency="json:/id",
-        queue="orders",
-        also=[{"task": "api.core.main", "queue": "audit"}],
-    )
+    + route("/keyed", None, idempotency="json:/id", queue="orders", also=[AUDIT])
     + route("/kept", None, queue="safe", queue_type="quorum")
     + route("/session", None, queue="session-{query:s}", queue_pattern="session-[a-z]")
 )
 PREFIX = b"gateway:/::"
 
 
-def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: RabbitMQ, tmp_path):
-    (file := tmp_path / "gateway.toml").write_text(ROUTES)
+def test_only_what_the_deployment_has_left_is_removed(stack: Stack, rabbitmq: RabbitMQ):
     store = stack.redis()
     names = "orders", "audit", "celery"
     servers = Servers(stack, rabbitmq, store, names, 1, app="appserver")
     gateway = servers.gateway("redis", ROUTES)
 
     def uninstall(*words: str) -> subprocess.CompletedProcess[str]:
-        options = ("--config", str(file), *servers.urls, *words)
+        options = ("--config", str(servers.config), *servers.urls, *words)
         return command.run("uninstall", *options, env=inherited())
 
     with store.client as client:

@@ -128,9 +128,7 @@ def test_children_of_another_version_serve_and_count(installed, start, first, se
     assert counted == metric(server, REQUESTS) == len(statuses)
 
 
-def test_a_setting_that_the_other_version_does_not_know_is_told_and_the_old_children_stay(
-    installed, start
-):
+def test_a_setting_that_the_other_version_does_not_know_keeps_the_old_children(installed, start):
     installed.install("new")
     server = start(f'colour = "blue"\n{CONFIG}', processes=1)
     before = set(server.pids())
