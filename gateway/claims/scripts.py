@@ -127,7 +127,7 @@ FINISH = (
     + "local lost = state == 'R'"
     + _RESTORE
     + """
-if lost or (state ~= 'D' and task == ARGV[1]) then
+if state ~= 'D' and task == ARGV[1] then
     state, rest = 'D', ARGV[4]
     write(tonumber(ARGV[3]))
     redis.call('DEL', KEYS[2])

@@ -362,8 +362,8 @@ MUTANTS = [
     _m(
         "a success after a failure that does not count",
         "claims/scripts",
-        "local lost = state == 'R'\"\n    + _RESTORE\n    + \"\"\"\nif lost or (state ~= 'D'",
-        'local lost = false"\n    + _RESTORE\n    + """\nif lost or (state ~= \'D\'',
+        "local lost = state == 'R'\"\n    + _RESTORE\n    + \"\"\"\nif state ~= 'D' and",
+        'local lost = false"\n    + _RESTORE\n    + """\nif state ~= \'D\' and',
     ),
     _m(
         "a cycle of references that keeps a body",
@@ -392,8 +392,8 @@ MUTANTS = [
     _m(
         "an end of another task",
         "claims/scripts",
-        "if lost or (state ~= 'D' and task == ARGV[1]) then\n    state, rest",
-        "if lost or state ~= 'D' then\n    state, rest",
+        "if state ~= 'D' and task == ARGV[1] then\n    state, rest",
+        "if state ~= 'D' then\n    state, rest",
     ),
     _m(
         "a lease that lapses too early",
