@@ -157,9 +157,13 @@ class UnattendedTasks(Service):
 
     async def _take_over(self) -> None:
         """Listen for results that ended processes have listened for."""
-        room = self._most - len(self._waiting)
+        room, of_others = self._most - len(self._waiting), []
         with suppress(StoreError):  # what reads and writes results says that Redis is away
             for claim, path, until in await self._claims.handed_over(room):
+                left = until - time()
                 if (route := self._routes.get(path)) is not None:
-                    claim.age = self._window - (until - time())
+                    claim.age = self._window - left
                     self.listen(claim, route)
+                elif left > 0:  # another gateway may have the route
+                    of_others.append((claim, path, until))
+        await self._claims.hand_over(of_others)

@@ -72,6 +72,11 @@ class Judge(promises.Judge):
         broken = gone or leased or self.hit(one.at - CALM, one.answered)
         return one.at > self.seen.ready and not broken
 
+    def lapses(self, fault: Injected) -> bool:
+        # Results and claims are kept by Redis' clock.
+        jumps = fault.kind == "jumps" and fault.target == "redis"
+        return jumps and float(fault.detail) >= self.world.expires
+
     def is_late(self, one: Try) -> bool:
         answered = type(one.status) is int or one.status == SILENT
         return answered and one.took > DEADLINES[one.route] + GRACE

@@ -19,6 +19,7 @@ from tests.simulation.records import (
     SILENT,
     Evidence,
     Execution,
+    Injected,
     Try,
 )
 
@@ -91,6 +92,10 @@ class Judge:
     def forgot(self) -> bool:
         """Has Redis lost what it had confirmed?"""
         return any(one.kind in FORGETFUL for one in self.seen.injected)
+
+    def lapses(self, fault: Injected) -> bool:
+        """Tell whether it makes claims lapse whose tasks still run."""
+        return False
 
     def is_late(self, one: Try) -> bool:
         raise NotImplementedError
@@ -213,7 +218,8 @@ def repeated(judge: Judge) -> Iterator[str]:
         causes = [
             one
             for one in judge.seen.injected
-            if one.kind not in harmless and one.overlaps(first - AFTERMATH, last)
+            if (one.kind not in harmless or judge.lapses(one))
+            and one.overlaps(first - AFTERMATH, last)
         ]
         if not causes:
             yield f"{executions[0].attempt} {len(executions)} times"
