@@ -151,8 +151,8 @@ MUTANTS = [
     _m(
         "claims not handed over",
         "claims/unattended_tasks",
-        "await self._claims.hand_over(",
-        "list(",
+        "await self._claims.hand_over((t",
+        "list((t",
     ),
     _m(
         "claims that were handed over left there",
