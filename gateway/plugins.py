@@ -62,8 +62,10 @@ class Plugin:
         return classes[0]
 
     def summary(self) -> str:
-        """Return the first line of its module's docstring."""
-        return self.text().strip().partition("\n")[0].strip('" ')
+        """Return the first line of its module's docstring; empty: it has none."""
+        lines = (line.strip() for line in self.text().splitlines())
+        first = next((line for line in lines if line and line[0] != "#"), "")
+        return first.strip('" ') if first.startswith('"') else ""
 
     def call(self, name: str) -> dict[str, Any]:
         """Return the keyword arguments, which are literals, of the call that `name` is set to."""

@@ -47,6 +47,8 @@ async def connected_to_any(config: Config) -> AsyncIterator[TurnConnection]:
 
     Raises `GatewayError` with what is wrong at which broker, also where the connection is lost.
     """
+    if not config.amqp:
+        raise GatewayError("broker_url leads to no AMQP broker, which is needed for this")
     problems: list[str] = []
     async with AsyncExitStack() as stack:
         for url in config.brokers:

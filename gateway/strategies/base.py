@@ -32,13 +32,13 @@ class Strategy(Service, ABC):
       SUCCESS, FAILURE and REVOKED end it.
     - When a task is ended or abandoned, everything that was kept for it is freed, by the
       `PendingTask`'s `on_release`: see `KeepsByTaskId`.
-    - A lost connection is restored automatically. One to the result store beside that of
-      `results` is given up when that calls its `on_left`.
+    - A lost connection is restored automatically. A second one to the result store is renewed
+      when `results` calls its `on_left`.
     - `publisher` is the asynchronous publisher, which `publisher_for` returns; a strategy on
       Celery's client (`CeleryStrategy`) has a `Publisher`. `publish` uses it for routes that
       accept.
-    - `uses` has what it connects, the publisher first: `start` begins that without waiting for
-      servers, and `stop` closes it when no task is pending any more.
+    - `uses` has what it connects, the publisher first, then `results`: `start` begins that without
+      waiting for servers, and `stop` closes it when no task is pending any more.
     """
 
     #: With an AMQP broker it is a `Publisher`.
@@ -52,8 +52,9 @@ class Strategy(Service, ABC):
         """Open nothing; the ids of this process' tasks begin with `prefix`."""
 
     async def start(self) -> None:
-        if self.publisher not in self.uses:
-            raise TypeError(f"{type(self).__name__}.uses lacks its publisher: nothing connects it")
+        for name in ("publisher", "results"):
+            if getattr(self, name) not in (None, *self.uses):
+                raise TypeError(f"{type(self).__name__}.uses lacks its {name}: nothing connects it")
         await super().start()
 
     @abstractmethod

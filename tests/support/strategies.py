@@ -6,6 +6,6 @@ import pytest
 
 from gateway.config.strategies import STRATEGIES
 
-COMPARED = ["ioloop", "gevent", "threadpool", "blocking"]
-USED = [name for name in STRATEGIES if name not in COMPARED]
+USED = ["pika", "redis"]
+COMPARED = [name for name in STRATEGIES if name not in USED]
 EACH = [*USED, *(pytest.param(name, marks=pytest.mark.long) for name in COMPARED)]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway import plugins
+from gateway.background import Service
 from gateway.cli import main
+from gateway.strategies.base import Strategy
 
 GROUPS = ("commands", "sources", "strategies")
 COMMAND = '"""Greet."""\ndef options(parser): pass\ndef run(arguments): print("hello"); return 0\n'
@@ -66,6 +68,25 @@ def test_a_command_of_another_package_runs_beside_the_own_ones(bring, run):
     bring(COMMAND)
     assert run("theirs") == (0, "hello\n", "")
     assert "theirs" not in run("--help")[1]  # that would take longer
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"), [("# A licence.\n\n" + COMMAND, "Greet."), ("import os\n", ""), ("", "")]
+)
+def test_a_summary_is_the_docstrings_first_line(bring, text, summary):
+    bring(text)
+    assert plugins.Plugin("commands", "theirs", "theirs", package="a-package").summary() == summary
+
+
+@pytest.mark.parametrize("missing", ["publisher", "results"])
+async def test_a_strategy_that_does_not_connect_what_it_has_does_not_start(missing):
+    parts = {"publisher": Service(), "results": Service()}
+    uses = tuple(part for name, part in parts.items() if name != missing)
+    strategy = type(
+        "Half", (Strategy,), {**parts, "uses": uses, "send": None, "__init__": lambda _: None}
+    )
+    with pytest.raises(TypeError, match=f"Half.uses lacks its {missing}"):
+        await strategy().start()
 
 
 def test_the_gateway_s_own_cannot_be_replaced(bring, run):

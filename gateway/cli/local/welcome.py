@@ -43,7 +43,7 @@ def welcome(
         lines += ["", "Deliveries as their senders would send them:", "", *sent]
     if exports:
         words = shlex.join(f"{name}={value}" for name, value in exports.items())
-        lines += ["", "For `gateway check` and `gateway deliveries` in another terminal:", ""]
+        lines += ["", "For `gateway check` and `gateway deliveries list` in another terminal:", ""]
         lines += [f"    export {words}"]
     if named := named_variables(plan.env, plan.path):
         variables = f"the variable{'s' * (len(named) > 1)} {', '.join(sorted(named))}"

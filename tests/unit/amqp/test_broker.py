@@ -12,7 +12,9 @@ import pytest
 
 from gateway.amqp import broker, publisher
 from gateway.amqp.publisher import Publisher
+from gateway.amqp.reply_channel import connected_to_any
 from gateway.config.settings import Config
+from gateway.errors import GatewayError
 
 
 @pytest.mark.parametrize("count", [1, 5, 3 * broker.AT_ONCE])
@@ -106,3 +108,10 @@ async def test_a_connection_is_given_up_that_is_silent_at_two_looks_in_a_row(
     async with asyncio.timeout(30):
         await own._until_lost()
     assert not looks and "no heartbeats have come" in caplog.text
+
+
+async def test_a_redis_is_no_broker_for_commands():
+    url = "redis://127.0.0.1:1/0"
+    with pytest.raises(GatewayError, match="broker_url leads to no AMQP broker"):
+        async with connected_to_any(Config(broker_url=url, result_backend=url)):
+            raise AssertionError
