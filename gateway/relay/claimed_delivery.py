@@ -92,7 +92,7 @@ class ClaimedDelivery(DeliveryInFlight):
             if self.idempotency.required:
                 raise
             self.claim = None
-            await self.publish_all(recorded=False)
+            await self.publish_all(looks=False)
             return True
         self.join(claim, again)
         if claim.state == DONE:

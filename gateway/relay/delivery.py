@@ -35,7 +35,7 @@ from gateway.relay.in_flight import InFlight, Respond
 from gateway.sources.base import Verified
 from gateway.tracing.trace import ANSWER, CONFIRM, FURTHER, PUBLISH, WAIT
 
-#: Seconds by which it is known whether a result was sent late.
+#: Seconds for which an answer waits until it is known whether the result was sent late.
 _YIELDING = 1.0
 
 
@@ -61,7 +61,7 @@ class DeliveryInFlight(InFlight):
         super().__init__(context, request, respond)
         self.mode = ""
         self.stage = CLAIM
-        #: The journal, where the delivery is to be written to it before its task has ended.
+        #: Set where the journal has to have the delivery before the answer.
         self.journal: Journal | None = None
         self.further: Sequence[Message] = ()
 
@@ -143,24 +143,24 @@ class DeliveryInFlight(InFlight):
         else:
             self.follow(self.publish())
 
-    async def publish_all(self, recorded: bool = True) -> None:
+    async def publish_all(self, looks: bool = True) -> None:
         """Publish the further tasks, as `publish_further` does, and then the route's own one."""
-        await self.publish_further(recorded)
+        await self.publish_further(looks)
         unwanted = self.route.revoke and self.closed  # the sender has disconnected
         if not self.answered and not unwanted:
             self.follow(self.publish())
 
-    async def publish_further(self, recorded: bool = True) -> None:
+    async def publish_further(self, looks: bool = True) -> None:
         """Publish the further tasks, and wait until the broker has confirmed all.
 
-        Not `recorded`: all of them, as it is not known what earlier tries have published. Raises
+        Not `looks`: all of them, without a look at what earlier tries have published. Raises
         the `RequestError` of the first one that was refused.
         """
         further = self.context.further
         if further is not None and self.further:
             self.stage = FURTHER_TASKS
             self.trace.begin(FURTHER)
-            await further.publish(self.further, self.identity, self.deadline, recorded)
+            await further.publish(self.further, self.identity, self.deadline, looks)
 
     def publish(self, again: Message | None = None) -> PendingTask:
         """Publish the route's own message, and wait for its confirm or its result.
@@ -200,7 +200,7 @@ class DeliveryInFlight(InFlight):
         self.guarded(self._advance, pending)
 
     def _advance(self, pending: PendingTask) -> None:
-        """Handle the confirm or the end of `pending`; after the confirm, that of its result."""
+        """Handle the confirm of `pending`, or its end."""
         stage = self.stage
         if pending.confirmed:
             self.stage = RESULT
@@ -272,8 +272,8 @@ class DeliveryInFlight(InFlight):
         else:
             self.trace.begin(WAIT)
             context = self.context
-            recorded = context.tracer is not None or (context.journal is not None and self.kept)
-            if not recorded and not self.identity:  # with a claim it may be published again
+            needed = context.tracer is not None or (context.journal is not None and self.kept)
+            if not needed and not self.identity:  # with a claim it may be published again
                 self._free(self.message.empty())
 
     def _lost(self, error: RequestError) -> None:
@@ -307,7 +307,7 @@ class DeliveryInFlight(InFlight):
         try:
             answer = of_outcome(outcome, self.route.content_type)
         except RequestError as error:
-            # If it succeeded, the sender hears nevertheless that it failed.
+            # If the task succeeded, its result cannot be an answer.
             self.state = FAILED if outcome.state == SUCCESS else self.end.state
             taken = outcome.state == SUCCESS or self.route.runs_once
             if self.claim is not None:

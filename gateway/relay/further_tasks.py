@@ -47,14 +47,14 @@ class FurtherTasks:
         return made
 
     async def publish(
-        self, messages: Sequence[Message], identity: str, deadline: float, recorded: bool = True
+        self, messages: Sequence[Message], identity: str, deadline: float, looks: bool = True
     ) -> None:
         """Publish what the broker has not taken yet; return when all messages are confirmed.
 
-        `deadline` is in monotonic seconds. Not `recorded`: publish all, as nothing is known of
+        `deadline` is in monotonic seconds. Not `looks`: publish all, as if nothing were known of
         earlier tries. Raises the `RequestError` of the first message that was refused.
         """
-        taken = self._taken if identity and recorded else None
+        taken = self._taken if identity and looks else None
         confirmed_before = await taken.of(identity, deadline) if taken is not None else set()
         sent = [message for message in messages if message.task_id not in confirmed_before]
         errors = await asyncio.gather(*(self._publish(each, deadline) for each in sent))

@@ -54,7 +54,7 @@ class SourceLimits:
         self.in_flight = 0
 
     def admit(self) -> None:
-        """Count a verified delivery; raises `TooMany` where it exceeds a limit."""
+        """Take a verified delivery from the rate; raises `TooMany` where a limit is reached."""
         if self._most is not None and self.in_flight >= self._most:
             raise TooMany(
                 f"This source has {self._most} deliveries in flight, which is its limit.",
