@@ -19,6 +19,7 @@ from uuid import UUID
 
 from gateway.answer import BINARY, JSON, TEXT, Answer
 from gateway.config.redaction import Redacted
+from gateway.config.route import Reading, final_statuses
 from gateway.delivery import identity_digest
 from gateway.outcome import FAILURE, SUCCESS, Outcome
 
@@ -37,6 +38,8 @@ _ANSWER = Struct(">HBB")  # status, content type, 1 if there are headers
 _WRITTEN_OUT = 0x80
 #: The first byte of a failed task's record: an error follows, or an answer.
 _ERROR, _ANSWERED = b"!", b"="
+#: What reading a record of another version raises.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _HEADERS = Struct(">I")  # the length of a text, which a task may choose
 
 
@@ -48,7 +51,7 @@ class Claim:
     the ``answer`` unless that was too large. ``owner`` is the task id of this try. ``span`` is the
     time that all tries of the sender take, ``age`` the time since the first one, ``lease`` the time
     until the state lapses, all in seconds. ``redacted`` knows the values that no kept answer may
-    have.
+    have; if it is ``secret``, no answer may be kept.
     """
 
     key: bytes
@@ -62,6 +65,7 @@ class Claim:
     lease: float = 0.0
     answer: Answer | None = None
     redacted: Redacted | None = None
+    secret: bool = False
 
     @property
     def ours(self) -> bool:
@@ -147,20 +151,21 @@ def read_end(data: bytes) -> Outcome:
     return Outcome(SUCCESS, {"status": answer.status, "headers": headers, "body": body})
 
 
-def dump_handed_over(claim: Claim, path: str, until: float) -> str:
-    """Encode a claim of the route at `path`; its result is awaited `until` (epoch seconds)."""
-    key = claim.key.decode("latin-1")
-    return json.dumps([key, claim.span, claim.task_id, claim.digest.hex(), path, until])
+def dump_handed_over(claim: Claim, reading: Reading) -> str:
+    """Encode a claim that is handed over to another process, and how its result is read."""
+    secret = claim.secret or (claim.redacted is not None and bool(claim.redacted.places))
+    key, span = claim.key.decode("latin-1"), int(claim.span * 1000)
+    return json.dumps([key, span, claim.task_id, claim.digest.hex(), secret, *reading])
 
 
-def load_handed_over(data: bytes) -> tuple[Claim, str, float]:
-    """Decode what `dump_handed_over` has encoded.
-
-    Of another version's it raises ValueError, TypeError or AttributeError.
-    """
-    key, span, task_id, digest, path, until = json.loads(data)
+def load_handed_over(data: bytes) -> tuple[Claim, Reading]:
+    """Decode what `dump_handed_over` has encoded; of another version's it raises `UNREADABLE`."""
+    key, span, task_id, digest, secret, content_type, final, runs_once = json.loads(data)
     ids = str(UUID(task_id)), bytes.fromhex(digest)
-    return Claim(key.encode("latin-1"), "", float(span), CONFIRMED, *ids), str(path), float(until)
+    claim = Claim(key.encode("latin-1"), "", int(span) / 1000, CONFIRMED, *ids)
+    claim.secret = bool(secret)
+    final_statuses(final)
+    return claim, Reading(str(content_type), final, bool(runs_once))
 
 
 # Keys -------------------------------------------------------------------------------------------

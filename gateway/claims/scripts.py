@@ -94,6 +94,22 @@ end
 """
 )
 
+# Prolongs a claim that another process has handed over; returns how long it is remembered (ms), or
+# 0 if its task is known to have ended, or its result may have expired. Arguments: task, time (ms)
+TAKE_OVER = (
+    _READ
+    + """
+if task ~= ARGV[1] or (state ~= 'P' and (state ~= 'C' or now > till)) then
+    return 0
+end
+if state == 'C' then
+    till = now + ARGV[2]
+    write()
+end
+return redis.call('PTTL', key)
+"""
+)
+
 # Restores a claim that Redis has lost in a restart. Arguments: task, digest
 _RESTORE = """
 if lost then

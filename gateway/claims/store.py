@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from gateway.claims.claim import (
     MINE,
     PUBLISHING,
     RELEASED,
+    UNREADABLE,
     Claim,
     claim_key,
     dump,
@@ -45,6 +46,7 @@ from gateway.claims.claim import (
     read_end,
 )
 from gateway.clock import monotonic
+from gateway.config.route import Reading
 from gateway.config.settings import Config
 from gateway.errors import KeyConflict, StateUnavailable, StoreError
 from gateway.outcome import Outcome
@@ -226,28 +228,42 @@ class Claims(Service):
                     log.warning("claims could not be kept for longer: %s", reply)
                     return
 
-    async def hand_over(self, claims: Iterable[tuple[Claim, str, float]]) -> None:
-        """Leave claims to other processes, each with its route's path and as `dump_handed_over`.
+    async def hand_over(self, claims: Iterable[tuple[Claim, Reading]]) -> None:
+        """Leave claims to other processes, with how their results are read."""
+        texts = [dump_handed_over(*each) for each in claims]
+        batches = (texts[i : i + _AT_ONCE] for i in range(0, len(texts), _AT_ONCE))
+        written = [self.redis.run("SADD", self._handed_over, *batch) for batch in batches]
+        if written:
+            written.append(self.redis.run("PEXPIRE", self._handed_over, self._life))
+        for reply in await asyncio.gather(*written, return_exceptions=True):
+            if isinstance(reply, StoreError):
+                log.warning("claims could not be handed over to other processes: %s", reply)
+                return
 
-        What the results' answers may not have stays in this process: such claims are not left.
+    async def take_over(self, most: int, listen: Callable[[Claim, Reading], object]) -> bool:
+        """Call `listen` with at most so many of the claims that ended processes have left.
+
+        Left out is what has ended, or may have ended unseen. Returns whether there were any; raises
+        `StoreError`.
         """
-        texts = [dump_handed_over(*each) for each in claims if not hides(each[0])]
-        try:
-            for batch in (texts[i : i + _AT_ONCE] for i in range(0, len(texts), _AT_ONCE)):
-                await self.redis.run("SADD", self._handed_over, *batch)
-                await self.redis.run("PEXPIRE", self._handed_over, self._window)
-        except StoreError as exc:
-            log.warning("claims could not be handed over to other processes: %s", exc)
-
-    async def handed_over(self, most: int) -> list[tuple[Claim, str, float]]:
-        """Take at most so many claims that ended processes have left; raises `StoreError`."""
-        found = []
-        for data in await self.redis.run("SPOP", self._handed_over, min(most, _AT_ONCE)):
+        found = await self.redis.run("SRANDMEMBER", self._handed_over, min(most, _AT_ONCE))
+        known = []
+        for data in found:
             try:
-                found.append(load_handed_over(data))
-            except (ValueError, TypeError, AttributeError):
-                log.warning("a claim that was handed over cannot be read: %r", data)
-        return found
+                known.append(load_handed_over(data))
+            except UNREADABLE:
+                log.warning("a claim that was handed over cannot be read: %r", data[:200])
+        prolonged = (
+            self._run(scripts.TAKE_OVER, claim, _raw(claim.task_id), self._kept)
+            for claim, _ in known
+        )
+        for (claim, reading), left in zip(known, await asyncio.gather(*prolonged), strict=True):
+            if left > 0:
+                claim.age = (self._window - left) / 1000
+                listen(claim, reading)
+        if found:  # only now: this process may have ended before
+            await self.redis.run("SREM", self._handed_over, *found)
+        return bool(found)
 
     def finish(self, claim: Claim, answer: Answer) -> None:
         """Write the final answer, which all later tries get."""
@@ -257,7 +273,7 @@ class Claims(Service):
 
     def _may_keep(self, claim: Claim, answer: Answer) -> bool:
         redacted = claim.redacted is not None and claim.redacted.is_in(answer)
-        return len(answer.body) <= self._largest and not redacted
+        return len(answer.body) <= self._largest and not (claim.secret or redacted)
 
     def fail(self, claim: Claim, error: str, answer: Answer | None = None) -> None:
         """Write that the task has failed: joined tries are told, and the next try runs it again.
@@ -318,11 +334,6 @@ class Claims(Service):
 def _missed(renewal: asyncio.Future[Any]) -> None:
     if not renewal.cancelled() and (exc := renewal.exception()) is not None:
         log.warning("the lease of a claim could not be renewed: %s", exc)
-
-
-def hides(claim: Claim) -> bool:
-    """Are there values that no kept answer to this delivery may have?"""
-    return claim.redacted is not None and bool(claim.redacted.places)
 
 
 def _longest(config: Config) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,8 +17,8 @@ from gateway.background import Service, Tasks, Work
 from gateway.celery_message import decode_result
 from gateway.claims.claim import Claim
 from gateway.claims.store import Claims
-from gateway.clock import monotonic, time
-from gateway.config.route import Route
+from gateway.clock import monotonic
+from gateway.config.route import Reading
 from gateway.config.settings import Config
 from gateway.errors import StoreError
 from gateway.outcome import Outcome
@@ -39,7 +38,7 @@ class _Task:
     """A task whose result is listened for, until ``until`` (monotonic seconds)."""
 
     claim: Claim
-    route: Route
+    reading: Reading
     until: float
     on_message: Callable[[bytes | None], object]
     failed: bool = False
@@ -57,7 +56,6 @@ class UnattendedTasks(Service):
         self._subscription = results.subscription
         self._prefix = results.prefix
         self._most = config.max_in_flight
-        self._routes = {route.path: route for route in config.routes}
         self._window = config.idempotency_window
         self._pause = min(max(config.result_expires / 3, _PAUSES[0]), _PAUSES[1])
         self._waiting: dict[str, _Task] = {}
@@ -77,19 +75,19 @@ class UnattendedTasks(Service):
     async def stop(self) -> None:
         await super().stop()
         await self._begun.stop()
-        ahead = time() - monotonic()
-        tasks = self._waiting.values()
-        await self._claims.hand_over((t.claim, t.route.path, t.until + ahead) for t in tasks)
+        await self._claims.hand_over((t.claim, t.reading) for t in self._waiting.values())
 
-    def listen(self, claim: Claim, route: Route) -> None:
+    def listen(self, claim: Claim, reading: Reading) -> None:
         """Write the end of its task to `claim`, if it comes within the claim's window."""
-        if claim.task_id in self._waiting:
+        if (task := self._waiting.get(claim.task_id)) is not None:
+            if claim.redacted is not None:  # which the first try need not know after a reload
+                task.claim = claim
             return
         if len(self._waiting) >= self._most:
             self._forget(next(iter(self._waiting)))
         on_message = partial(self._on_message, claim.task_id)
         until = monotonic() + self._window - claim.age
-        self._waiting[claim.task_id] = _Task(claim, route, until, on_message)
+        self._waiting[claim.task_id] = _Task(claim, reading, until, on_message)
         self._subscription.add(self._prefix + claim.task_id, on_message)
         self._begun.run(self._look(claim.task_id))
 
@@ -107,7 +105,7 @@ class UnattendedTasks(Service):
     def _ended(self, task_id: str, outcome: Outcome | None) -> None:
         if outcome is None or (task := self._waiting.get(task_id)) is None:
             return
-        answer, final = task.route.read(outcome)
+        answer, final = task.reading.read(outcome)
         if final:
             self._forget(task_id)
         elif task.failed:
@@ -147,23 +145,19 @@ class UnattendedTasks(Service):
     async def _sweep(self) -> None:
         """Fetch missed results, and prolong the claims while this process listens."""
         while True:
+            await self._take_over()
             await asyncio.sleep(self._pause)
             now = monotonic()
             for task_id in [t for t, task in self._waiting.items() if task.until <= now]:
                 self._forget(task_id)
             await self._fetch(list(self._waiting))
             await self._claims.prolong([task.claim for task in self._waiting.values()])
-            await self._take_over()
 
     async def _take_over(self) -> None:
-        """Listen for results that ended processes have listened for."""
-        room, of_others = self._most - len(self._waiting), []
-        with suppress(StoreError):  # what reads and writes results says that Redis is away
-            for claim, path, until in await self._claims.handed_over(room):
-                left = until - time()
-                if (route := self._routes.get(path)) is not None:
-                    claim.age = self._window - left
-                    self.listen(claim, route)
-                elif left > 0:  # another gateway may have the route
-                    of_others.append((claim, path, until))
-        await self._claims.hand_over(of_others)
+        """Listen for results that ended processes have listened for, as far as there is room."""
+        try:
+            more = True
+            while more and (room := self._most - len(self._waiting)) > 0:
+                more = await self._claims.take_over(room, self.listen)
+        except StoreError as exc:
+            log.warning("claims of ended processes cannot be taken over: %s", exc)

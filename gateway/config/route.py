@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
-from typing import Annotated, Literal
+from functools import cache, cached_property
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -40,6 +40,35 @@ _final = re.compile(r"below ([2-6]\d\d)(?:, but (\d{3}(?:, \d{3})*))?").fullmatc
 
 #: What a value in `when` may be: one of these.
 _Wanted = Annotated[list[str | int | bool], BeforeValidator(as_list), Field(min_length=1)]
+
+
+@cache
+def final_statuses(text: str) -> frozenset[int]:
+    """Return the statuses that `Route.final` names."""
+    end, _, without = text.removeprefix("below ").partition(", but ")
+    return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
+
+
+class Reading(NamedTuple):
+    """How a task's result is read; the fields are those of its `Route`."""
+
+    content_type: str
+    final: str
+    runs_once: bool
+
+    def read(self, outcome: Outcome) -> tuple[Answer | None, bool]:
+        """Return the answer for `outcome`, and whether it is final, so that later tries get it.
+
+        There is no answer where the task has failed, or where its result cannot be one. Only a
+        failed task lets the next try run it again, unless the route's tasks run once.
+        """
+        if outcome.state != SUCCESS:
+            return None, self.runs_once
+        try:
+            answer = of_outcome(outcome, self.content_type)
+        except RequestError:
+            return None, True
+        return answer, answer.status in final_statuses(self.final)
 
 
 class Route(TaskSettings):
@@ -269,25 +298,15 @@ class Route(TaskSettings):
             return []
         return [delivery.headers.get(name, "") for name in sorted(PRIVATE_HEADERS)]
 
-    def read(self, outcome: Outcome) -> tuple[Answer | None, bool]:
-        """Return the answer for `outcome`, and whether it is final, so that later tries get it.
-
-        There is no answer where the task has failed, or where its result cannot be one. Only a
-        failed task lets the next try run it again, unless the route's tasks run once.
-        """
-        if outcome.state != SUCCESS:
-            return None, self.runs_once
-        try:
-            answer = of_outcome(outcome, self.content_type)
-        except RequestError:
-            return None, True
-        return answer, answer.status in self.final_statuses
+    @cached_property
+    def reading(self) -> Reading:
+        """How it reads the results of its tasks."""
+        return Reading(self.content_type, self.final, self.runs_once)
 
     @cached_property
     def final_statuses(self) -> frozenset[int]:
         """The statuses of a task's answers that are final: later tries get the same answer."""
-        end, _, without = self.final.removeprefix("below ").partition(", but ")
-        return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
+        return final_statuses(self.final)
 
     @property
     def takes_chosen_keys(self) -> bool:

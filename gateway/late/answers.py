@@ -405,7 +405,7 @@ class LateAnswers(Service):
         """Return the message for a task's outcome, or how the record ends without one."""
         key = record.route, record.key
         sender, route, done = self._senders[key], self._routes[key], ended(outcome)
-        answer, _ = route.read(outcome)
+        answer, _ = route.reading.read(outcome)
         if answer is None:
             error = done.error or done.state
             if route.redact:  # the text of an exception may have a value that is not kept

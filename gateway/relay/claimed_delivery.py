@@ -145,7 +145,7 @@ class ClaimedDelivery(DeliveryInFlight):
         """Give the answer that an earlier try got."""
         answer = claim.answer
         if answer is None and (outcome := await self.idempotency.waiter.stored(claim)) is not None:
-            answer, _ = self.route.read(outcome)
+            answer, _ = self.route.reading.read(outcome)
         if answer is not None:
             self.answer_with(answer)
         else:  # too large to be kept, and the result has expired
@@ -165,7 +165,7 @@ class ClaimedDelivery(DeliveryInFlight):
             self._not_published(claim)
             raise
         if outcome is not None:
-            answer, final = self.route.read(outcome)
+            answer, final = self.route.reading.read(outcome)
             if not final:
                 self.idempotency.claims.settle(claim, outcome, answer, final)
                 return None

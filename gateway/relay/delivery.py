@@ -325,7 +325,7 @@ class DeliveryInFlight(InFlight):
     def _listen(self) -> None:
         """Have the end of the task written to the claim, as nobody waits for it any more."""
         if self.claim is not None:
-            self.idempotency.unattended.listen(self.claim, self.route)
+            self.idempotency.unattended.listen(self.claim, self.route.reading)
 
     def _never(self, *_: object) -> None:
         """Nothing is published yet, or it is confirmed already."""

@@ -13,11 +13,11 @@ import pytest
 import redis
 
 from gateway.answer import Answer
-from gateway.claims.claim import CONFIRMED, LAPSED, Claim
+from gateway.claims.claim import CONFIRMED, DONE, LAPSED, Claim
 from gateway.claims.store import Claims
 from gateway.claims.unattended_tasks import UnattendedTasks
 from gateway.config.redaction import Redaction
-from gateway.config.route import Route
+from gateway.config.route import Reading, Route
 from gateway.config.settings import Config
 from gateway.delivery import Delivery
 from gateway.errors import Unanswered
@@ -27,7 +27,7 @@ from tests.support.stack import Server
 from tests.support.waiting import eventually
 
 OFTEN = 0.3  # a third of it, in seconds, is the shortest pause between queries
-BODY, ROUTE = b"digest", Route(path="/")
+BODY, READING = b"digest", Route(path="/").reading
 
 
 class Process:
@@ -48,7 +48,7 @@ class Process:
 
     async def listened_for(self, name: str) -> Claim:
         claim = await self.publish(name)
-        self.unattended.listen(claim, ROUTE)
+        self.unattended.listen(claim, READING)
         return claim
 
     async def answer(self, name: str) -> Answer | None:
@@ -126,7 +126,7 @@ async def test_a_query_that_fails_is_soon_made_again(process, client):
         one.results.stored = failing
         claim = await one.publish("x")
         client.set(key(claim), result("late"))
-        one.unattended.listen(claim, ROUTE)
+        one.unattended.listen(claim, READING)
         assert (await one.until_answered("x")).body == b"late"
 
 
@@ -176,36 +176,74 @@ async def test_nobody_listens_beyond_the_claims_window(process, client):
     async with process(result_expires=OFTEN, idempotency_window=3_600) as one:
         claim = await one.publish("x")
         claim.age = 3_600 - 0.5  # of the window of one hour
-        one.unattended.listen(claim, ROUTE)
-        one.unattended.listen(claim, ROUTE)  # as two tries do
+        one.unattended.listen(claim, READING)
+        one.unattended.listen(claim, READING)  # as two tries do
         await eventually(lambda: key(claim) in heard(client))
         await eventually(lambda: not heard(client))
 
 
 async def test_a_process_that_ends_leaves_its_claims_to_others(process, client, caplog):
     async with process(result_expires=OFTEN) as other:
-        # Given claims of a process that ends, of its routes, of another, and with secret values,
+        # Given claims of a process that ends, one of a route of its own, one with secret values,
         async with process(result_expires=OFTEN) as one:
-            claims = {name: await one.listened_for(name) for name in ("x", "y")}
-            elsewhere = await one.publish("elsewhere")
-            one.unattended.listen(elsewhere, Route(path="/elsewhere"))
-            secret = await one.publish("secret")
+            claim, own, secret = [await one.publish(name) for name in ("x", "own", "secret")]
+            one.unattended.listen(claim, READING)
+            one.unattended.listen(own, Reading("text/csv", "below 300", runs_once=False))
             redaction = Redaction(["header:key"])
             secret.redacted = redaction.of(Delivery("", "", {}, {}, "", {"key": "1"}, b"", "", 0.0))
-            one.unattended.listen(secret, ROUTE)
+            one.unattended.listen(secret, READING)
             await eventually(lambda: key(secret) in heard(client))
-            for damaged in ("x", "[]", '["", 0, 1, "", "/", 0]'):
-                client.sadd(one.claims._handed_over, damaged)
-        # then another process listens for the results of what has its route and no secret,
-        await eventually(lambda: heard(client) == {key(claim) for claim in claims.values()})
-        for claim in claims.values():
-            client.publish(key(claim), result("late"))
-        for name in claims:
-            assert (await other.until_answered(name)).body == b"late"
-        # What is of another route is left to others,
-        (name,) = client.keys("*handed-over")
-        await eventually(lambda: elsewhere.task_id in str(client.smembers(name)))
-        assert caplog.text.count("cannot be read") == 3
+            name = one.claims._handed_over
+            for damaged in ("x", "[]", f'["", {"9" * 400}, "", "", 0, "", "", 0]', "[" * 100_000):
+                client.sadd(name, damaged)
+        # then another process listens for their results, and reads them as that one would have;
+        await eventually(lambda: heard(client) == {key(each) for each in (claim, own, secret)})
+        for each in (claim, own, secret):
+            client.publish(key(each), result("late"))
+        assert (await other.until_answered("x")).body == b"late"
+        assert (await other.until_answered("own")).content_type == "text/csv"
+        # no answer is kept that may have a secret value.
+        async with asyncio.timeout(60):
+            while (again := await other.claims.take("secret", BODY, str(uuid4()))).state != DONE:
+                await asyncio.sleep(0.01)
+        assert again.answer is None and again.task_id == secret.task_id
+        await eventually(lambda: not client.exists(name))
+        assert caplog.text.count("cannot be read") == 4
+
+
+async def test_claims_that_end_while_nobody_listens_are_not_taken_over(process, client):
+    async def take(one: Process, name: str) -> Claim:
+        return await one.claims.take(name, BODY, str(uuid4()))
+
+    short = {"result_expires": OFTEN, "routes": [{"path": "/", "deadline": 0.2}]}
+    async with process(**short) as one:
+        # Given one whose result may have expired, one that is done, one that has failed,
+        expired, done, failed = [await one.listened_for(n) for n in ("expired", "done", "failed")]
+        one.claims.finish(done, Answer(200, "", b"done"))
+        one.claims.fail(failed, "E")
+        async with asyncio.timeout(30):
+            while client.exists(failed.key) or client.get(done.key)[:1] != b"D":
+                await asyncio.sleep(0.01)
+    await asyncio.sleep(2 * OFTEN)
+    async with process(**short) as one:
+        name = one.claims._handed_over
+        # then nobody listens for them, and the first runs again.
+        await eventually(lambda: not client.exists(name))
+        assert not one.unattended.awaited
+        assert (await take(one, "expired")).state == LAPSED
+        assert (await take(one, "done")).answer.body == b"done"
+
+
+async def test_all_claims_are_taken_over_for_which_there_is_room(process, client):
+    async with process() as one:
+        claims = [await one.listened_for(f"n{number}") for number in range(1_200)]
+    async with process(max_in_flight=1_100) as other:
+        await eventually(lambda: len(other.unattended.awaited) == 1_100)
+        assert client.scard(other.claims._handed_over) == 100
+        async with process() as third:
+            await eventually(lambda: len(third.unattended.awaited) == 100)
+        left = {*other.unattended.awaited, *third.unattended.awaited}
+        assert left == {claim.task_id for claim in claims}
 
 
 async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(
@@ -213,12 +251,11 @@ async def test_a_process_ends_while_it_asks_a_store_that_does_not_answer(
 ):
     async with process() as one:
         claim = await one.publish("x")
-        before = asyncio.all_tasks()
         with redis_server.frozen():
-            one.unattended.listen(claim, ROUTE)
+            one.unattended.listen(claim, READING)
             await one.unattended.stop()
         assert "claims could not be handed over to other processes" in caplog.text
-        assert asyncio.all_tasks() < before  # its own are ended, the one that sweeps included
+        assert not any("UnattendedTasks" in repr(task) for task in asyncio.all_tasks())
 
 
 async def test_a_claim_lasts_while_its_task_runs_and_is_listened_for(process, client):

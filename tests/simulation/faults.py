@@ -116,11 +116,13 @@ def draw(rng: Random, gateways: int, seconds: float, quorum: bool) -> list[Fault
 
 
 def reloads(rng: Random, gateways: int, seconds: float) -> list[Fault]:
-    """Draw that gateways are reloaded again and again, or stopped for a moment."""
+    """Draw that gateways are reloaded again and again, or stopped; only the first one for long."""
     times = sorted(rng.uniform(0, seconds) for _ in range(12))
-    targets = [f"gateway{rng.randint(1, gateways)}" for _ in times]
-    kinds = [rng.choice(["reloaded", "reloaded", "drained"]) for _ in times]
-    return [Fault(*each, 1.0) for each in zip(times, targets, kinds, strict=True)]
+    found = []
+    for at in times:
+        number, kind = rng.randint(1, gateways), rng.choice(["reloaded", "reloaded", "drained"])
+        found.append(Fault(at, f"gateway{number}", kind, 25.0 if number == 1 else 1.0))
+    return found
 
 
 def swallowed(rng: Random, gateways: int, seconds: float) -> list[Fault]:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tests.simulation.gateways import Child
 
 TAKE, RENEW, CONFIRM, PROLONG = "take", "renew", "confirm", "prolong"
-FINISH, FAIL, RELEASE, STATE = "finish", "fail", "release", "state"
-FREE, CONFLICT = "free", "conflict"
+FINISH, FAIL, RELEASE, STATE, TAKE_OVER = "finish", "fail", "release", "state", "take over"
+FREE, CONFLICT, HELD = "free", "conflict", "held"
 ROUNDING = 0.002  # seconds: Redis counts in milliseconds
 #: The operation of each script, and the names of its arguments.
 _SCRIPTS = {
@@ -37,6 +37,7 @@ _SCRIPTS = {
     scripts.RENEW: (RENEW, "owner lease"),
     scripts.CONFIRM: (CONFIRM, "task digest life lease channel"),
     scripts.PROLONG: (PROLONG, "task lease"),
+    scripts.TAKE_OVER: (TAKE_OVER, "task lease"),
     scripts.FINISH: (FINISH, "task digest life answer channel"),
     scripts.FAIL: (FAIL, "task end remembered span channel"),
     scripts.RELEASE: (RELEASE, "owner not_taken span channel"),
@@ -133,6 +134,8 @@ def _hear(operation: Operation, reply: Any) -> None:
         operation.found, operation.task, operation.answer = _FOUND[reply[0]], reply[1], reply[6]
         if operation.found == PUBLISHING:
             operation.left = reply[5] / 1000
+    elif operation.name == TAKE_OVER:
+        operation.found = HELD if reply > 0 else FREE
     elif operation.name == STATE:
         value, failed = reply
         operation.failed, operation.found = failed is not None, FREE
@@ -208,6 +211,13 @@ def _follow(state: State, done: Operation, now: Moment) -> Iterator[State]:
     elif done.name == PROLONG:
         prolonged = attached and state.name == CONFIRMED
         yield state._replace(until=_after(now, given["lease"])) if prolonged else state
+    elif done.name == TAKE_OVER:
+        confirmed = state.name == CONFIRMED
+        for lapsed in _past(now, state.until) if confirmed else (False,):
+            held = attached and not lapsed
+            prolonged = state._replace(until=_after(now, given["lease"]))
+            if done.ended == inf or held == (done.found == HELD):
+                yield prolonged if held and confirmed else state
     elif done.name == FAIL:
         failed = (*state.failed, (task, _after(now, given["remembered"])))
         yield State(failed=failed) if attached else state

@@ -145,14 +145,14 @@ MUTANTS = [
     _m(
         "late results not listened for",
         _RELAY,
-        "self.idempotency.unattended.listen(self.claim, self.route)",
+        "self.idempotency.unattended.listen(self.claim, self.route.reading)",
         "pass",
     ),
     _m(
         "claims not handed over",
         "claims/unattended_tasks",
-        "await self._claims.hand_over((t",
-        "list((t",
+        "await self._claims.hand_over(",
+        "list(",
     ),
     _m(
         "claims that were handed over left there",

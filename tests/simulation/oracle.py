@@ -182,13 +182,10 @@ def forgotten(judge: Judge) -> Iterator[str]:
 
 
 def _may_have_ended(judge: Judge, one: Try) -> bool:
-    """Was Redis, or a gateway of a delivery, hit between its first try and this one?"""
+    """May a delivery's result have come unseen between its first try and this one?"""
     tries = [each for each in judge.seen.tries if each.delivery == one.delivery]
     since, own = min(each.at for each in tries), {each.gateway for each in tries}
-    return judge.hit(since, one.answered, target="redis") or any(
-        fault.target.partition(">")[0] in own and fault.overlaps(since, one.answered)
-        for fault in judge.seen.injected
-    )
+    return _may_be_hidden(judge, own, since, one.answered)
 
 
 def _is_back(fault: Injected, gateway: str, since: float) -> bool:
@@ -226,16 +223,28 @@ def run_anew(judge: Judge) -> Iterator[str]:
         for e in each:
             later = tries.get(e.attempt, one)
             known = first.stored + BACK < later.at
-            # A process that ends leaves this to another one, which may be killed.
-            left = judge.hit(one.at, later.at, *ENDED, target=one.gateway)
-            hidden = judge.hit(one.at, later.at, target="redis") or any(
-                fault.overlaps(one.at, later.at)
+            # Where processes have only ended by themselves, nobody need know an end.
+            well = later is not one and all(
+                fault.kind in ENDED or not fault.overlaps(one.at - AFTERMATH, later.at)
                 for fault in judge.seen.injected
-                if (fault.target == one.gateway and fault.kind not in ENDED)
-                or (left and fault.kind in KILLED)
             )
-            if known and not (hidden or any(e.failed for e in each)):
+            hidden = _may_be_hidden(judge, {one.gateway}, one.at, later.at)
+            if (known or well) and not (hidden or any(e.failed for e in each)):
                 yield f"{judge.show(later)}, as {first.attempt} at {first.at - judge.began:.3f} s"
+
+
+def _may_be_hidden(judge: Judge, own: set[str], since: float, until: float) -> bool:
+    """May nobody have listened for the result of a task that gateways have published?
+
+    A process that ends leaves this to another one, which may be killed.
+    """
+    left = any(judge.hit(since, until, *ENDED, target=gateway) for gateway in own)
+    return judge.hit(since, until, target="redis") or any(
+        fault.overlaps(since, until)
+        for fault in judge.seen.injected
+        if (fault.target.partition(">")[0] in own and fault.kind not in ENDED)
+        or (left and fault.kind in KILLED and "gateway" in fault.target)
+    )
 
 
 def slow_refusals(judge: Judge) -> Iterator[str]:

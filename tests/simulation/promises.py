@@ -170,10 +170,10 @@ def different(judge: Judge) -> Iterator[str]:
         if one.status == 200 and one.route in judge.identified and not judge.unwritten(one):
             answers[one.delivery][one.body] = None
     for delivery, text in judge.seen.read:
-        if delivery in answers and delivery not in judge.raced:
+        if delivery in answers:
             answers[delivery][text] = None
-    for texts in answers.values():
-        if len(texts) > 1:
+    for delivery, texts in answers.items():
+        if len(texts) > 1 and delivery not in judge.raced:
             yield " and ".join(texts)
 
 

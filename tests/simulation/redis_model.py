@@ -76,7 +76,7 @@ _GROWING = frozenset(
     [b"SET", b"SETEX", b"INCRBY", b"DECRBY", b"HSET", b"HINCRBY", b"SADD", b"ZADD", b"XADD"]
 )
 _WRITES = _GROWING | frozenset(
-    [b"DEL", b"UNLINK", b"PEXPIRE", b"EXPIRE", b"HDEL", b"SREM", b"SPOP", b"ZREM", b"XDEL"]
+    [b"DEL", b"UNLINK", b"PEXPIRE", b"EXPIRE", b"HDEL", b"SREM", b"ZREM", b"XDEL"]
 )
 _MANY = frozenset([b"DEL", b"UNLINK", b"EXISTS", b"MGET"])  # all their arguments are keys
 
@@ -386,10 +386,8 @@ class Redis:
     def do_srem(self, key: bytes, *members: bytes) -> int:
         return self.take(key, Members, members)
 
-    def do_spop(self, key: bytes, count: bytes) -> Any:
-        members = list(self.get(key, Members) or ())[: _integer(count)]
-        self.take(key, Members, members)
-        return members
+    def do_srandmember(self, key: bytes, count: bytes) -> Any:
+        return list(self.get(key, Members) or ())[: _integer(count)]
 
     def do_scard(self, key: bytes) -> int:
         return len(self.get(key, Members) or ())

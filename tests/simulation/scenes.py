@@ -29,11 +29,12 @@ class Scene:
     every: float = 12.0
     patience: float = 0.0  # seconds that senders wait; 0: beyond the deadline
     quick: float = 0.97  # the share of tasks that take less than a second
+    longest: float = 12.0  # seconds that a task takes, at most
     failing: float = 0.1  # the share of deliveries whose tasks may fail
 
 
 NONE = Scene()
-LONG = Scene(patience=3.0, quick=0.4)
+LONG = Scene(patience=3.0, quick=0.85, longest=45.0)
 SCENES = (
     # A process renews a lease that another has taken over.
     Scene((CLAIMED, TAKEN_OVER), patience=4.0),

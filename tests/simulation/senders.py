@@ -134,7 +134,8 @@ class Senders:
         await asyncio.sleep(at - loop.time())
         identified = rng.random() < 0.6 or chosen is not None
         route = rng.choice(list(IDENTIFIED if identified else PLAIN))
-        seconds = round(rng.random() ** 4, 2) if rng.random() < scene.quick else rng.uniform(1, 12)
+        quick = rng.random() < scene.quick
+        seconds = round(rng.random() ** 4, 2) if quick else rng.uniform(1, scene.longest)
         route, seconds = chosen or (route, seconds)
         fail = 0.3 if rng.random() < scene.failing else 0.0
         name, n = f"d{number}", 0

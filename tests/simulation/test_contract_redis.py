@@ -217,9 +217,10 @@ COMMANDS: dict[str, list[tuple[str, Any]]] = {
         ("SREM K a x", 1),
         ("SMEMBERS L", []),
         ("SREM K b", 1),
-        ("SPOP K 0", []),
-        ("SPOP K 5", [b"c"]),
-        ("SPOP K 5", []),
+        ("SRANDMEMBER K 0", []),
+        ("SRANDMEMBER K 5", [b"c"]),
+        ("SREM K c", 1),
+        ("SRANDMEMBER K 5", []),
         ("EXISTS K", 0),
     ],
     "sorted sets": [

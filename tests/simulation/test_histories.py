@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -13,11 +14,13 @@ from tests.simulation.histories import (
     FAIL,
     FINISH,
     FREE,
+    HELD,
     PROLONG,
     RELEASE,
     RENEW,
     STATE,
     TAKE,
+    TAKE_OVER,
     Operation,
     unexplained,
     until_loss,
@@ -44,12 +47,24 @@ def write(name: str, began: float, ended: float, task: bytes, **given: Any) -> O
     return Operation(name, began, ended, given=values)
 
 
+def taken_over(began: float, ended: float, task: bytes, found: str) -> Operation:
+    return replace(write(TAKE_OVER, began, ended, task), found=found)
+
+
 def state(began: float, ended: float, task: bytes, found: str, **told: Any) -> Operation:
     known = {"task": b"" if found == FREE else task, **told}
     return Operation(STATE, began, ended, given={"task": task}, found=found, **known)
 
 
 RIGHT = {
+    "what is taken over lasts": [
+        take(0, 1, A, MINE),
+        write(CONFIRM, 1, 2, A),
+        taken_over(20, 21, A, HELD),
+        take(30, 31, B, CONFIRMED, task=A),
+        write(FINISH, 31, 32, A),
+        taken_over(33, 34, A, FREE),
+    ],
     "one try": [
         take(0, 1, A, MINE),
         write(CONFIRM, 2, 3, A),
@@ -176,6 +191,17 @@ WRONG = {
         write(CONFIRM, 1, 2, A),
         write(PROLONG, 20, 21, A),
         take(30, 31, B, LAPSED, task=A),
+    ],
+    "what is taken over expires": [
+        take(0, 1, A, MINE),
+        write(CONFIRM, 1, 2, A),
+        taken_over(20, 21, A, HELD),
+        take(30, 31, B, LAPSED, task=A),
+    ],
+    "what has ended is taken over": [
+        take(0, 1, A, MINE),
+        write(FINISH, 1, 2, A),
+        taken_over(3, 4, A, HELD),
     ],
     "it is forgotten before its time": [
         take(0, 1, A, MINE),

@@ -57,7 +57,8 @@ redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]), 'KEEPTTL')
 redis.call('DEL', KEYS[1])
 redis.call('SADD', KEYS[1], 1)
 redis.call('PEXPIRE', KEYS[1], 1000)
-return redis.call('SPOP', KEYS[1], 1)
+redis.call('SRANDMEMBER', KEYS[1], 1)
+return redis.call('SREM', KEYS[1], 1)
 """
 _PATIENCE = 0.2  # seconds, as the check has hardly any left
 #: The protocol of each scheme, its usual port, and whether it has TLS.

@@ -20,7 +20,7 @@ from gateway.errors import StoreError
 from gateway.stores.results import Results
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)  # task ids
-ROUTE = Route(path="/")
+READING = Route(path="/").reading
 CONFIG = Config(result_backend="redis://127.0.0.1:1", max_in_flight=2)
 
 
@@ -100,6 +100,7 @@ class Listened:
 class Settled:
     def settle(self, *_: Any) -> None: ...
     async def hand_over(self, _: Any) -> None: ...
+    async def take_over(self, *_: Any) -> None: ...
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def listening() -> UnattendedTasks:
 
 async def test_no_more_results_are_listened_for_than_requests_may_wait(listening):
     for name in (A, B, C):
-        listening.listen(claim(name), ROUTE)
+        listening.listen(claim(name), READING)
     assert [*listening.awaited] == [B, C]
     assert listening._results.channels == [f"r:{B}", f"r:{C}"]
     await listening.stop()
@@ -120,10 +121,10 @@ async def test_what_is_given_up_after_a_failure_is_that_task_and_no_later_one(
 ):
     monkeypatch.setattr(unattended_tasks, "OTHER_RUN", 0.0)
     gone = b'{"status": "FAILURE", "result": {"exc_type": "E", "exc_message": []}}'
-    listening.listen(claim(A), ROUTE)
+    listening.listen(claim(A), READING)
     listening._on_message(A, gone)
     listening._forget(A)
-    listening.listen(claim(A), ROUTE)
+    listening.listen(claim(A), READING)
     await asyncio.sleep(0.001)
     assert [*listening.awaited] == [A]  # the later one
     listening._on_message(A, gone)

@@ -14,7 +14,9 @@ import pytest
 from gateway.answer import JSON, TEXT, Answer
 from gateway.delivery import Request
 from gateway.errors import MethodNotAllowed, Unverified
+from gateway.sources import SCHEMES, find
 from gateway.sources.base import Draft, Source
+from gateway.sources.declared import Declared
 from tests.unit.sources.examples import NOW
 from tests.unit.sources.messages import post
 from tests.unit.sources.sending import URL, received, receiver, send, sender, unverified
@@ -27,6 +29,11 @@ def get(source: Source, query: str) -> Answer:
 def challenge(scheme: str, body) -> Answer | None:
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     return receiver(scheme).verify(send(scheme, body)).challenge
+
+
+def test_the_schemes_in_code_that_answer_a_get_have_tests_of_their_own():
+    code = {name for name in SCHEMES if not issubclass(find(name), Declared)}
+    assert {name for name in code if find(name).handshakes} == {"wechat", "wecom"}
 
 
 def test_slack_gets_its_challenge_back():
