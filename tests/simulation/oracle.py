@@ -224,7 +224,7 @@ def run_anew(judge: Judge) -> Iterator[str]:
             later = tries.get(e.attempt, one)
             known = first.stored + BACK < later.at
             # Where processes have only ended by themselves, nobody need know an end.
-            well = later is not one and all(
+            well = later.at > one.at and all(
                 fault.kind in ENDED or not fault.overlaps(one.at - AFTERMATH, later.at)
                 for fault in judge.seen.injected
             )

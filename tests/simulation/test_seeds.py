@@ -36,7 +36,7 @@ FOUND = {
     ("redis", 2000446): "the same",
     ("redis", 9100186): "the journal said that a result was not sent late which another try's was",
     ("pika", 5052174): "a try whose sender had left long before took back a late answer",
-    ("pika", 51): "a task ran again, as the process that listened for its result was reloaded",
+    ("redis", 6): "a task ran again, as the process that listened for its result was reloaded",
     ("pika", 5053787): "a late answer not written when its process ended was lost without a word",
 }
 
