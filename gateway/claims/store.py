@@ -247,22 +247,30 @@ class Claims(Service):
         `StoreError`.
         """
         found = await self.redis.run("SRANDMEMBER", self._handed_over, min(most, _AT_ONCE))
-        known = []
+        known, taken = {}, []
         for data in found:
             try:
-                known.append(load_handed_over(data))
+                known[data] = load_handed_over(data)
             except UNREADABLE:
                 log.warning("a claim that was handed over cannot be read: %r", data[:200])
+                taken.append(data)
         prolonged = (
             self._run(scripts.TAKE_OVER, claim, _raw(claim.task_id), self._kept)
-            for claim, _ in known
+            for claim, _ in known.values()
         )
-        for (claim, reading), left in zip(known, await asyncio.gather(*prolonged), strict=True):
+        replies = await asyncio.gather(*prolonged, return_exceptions=True)
+        for (data, (claim, reading)), left in zip(known.items(), replies, strict=True):
+            if isinstance(left, BaseException):
+                continue
+            taken.append(data)
             if left > 0:
                 claim.age = (self._window - left) / 1000
                 listen(claim, reading)
-        if found:  # only now: this process may have ended before
-            await self.redis.run("SREM", self._handed_over, *found)
+        if taken:  # only now: this process may have ended before
+            await self.redis.run("SREM", self._handed_over, *taken)
+        for reply in replies:  # those stay for the next time
+            if isinstance(reply, BaseException):
+                raise reply
         return bool(found)
 
     def finish(self, claim: Claim, answer: Answer) -> None:

@@ -193,6 +193,10 @@ async def test_a_process_that_ends_leaves_its_claims_to_others(process, client, 
             secret.redacted = redaction.of(Delivery("", "", {}, {}, "", {"key": "1"}, b"", "", 0.0))
             one.unattended.listen(secret, READING)
             await eventually(lambda: key(secret) in heard(client))
+            odd = await one.listened_for("odd")  # whose key has something else
+            await eventually(lambda: key(odd) in heard(client))
+            client.delete(odd.key)
+            client.rpush(odd.key, "x")
             name = one.claims._handed_over
             for damaged in ("x", "[]", f'["", {"9" * 400}, "", "", 0, "", "", 0]', "[" * 100_000):
                 client.sadd(name, damaged)
@@ -207,8 +211,10 @@ async def test_a_process_that_ends_leaves_its_claims_to_others(process, client, 
             while (again := await other.claims.take("secret", BODY, str(uuid4()))).state != DONE:
                 await asyncio.sleep(0.01)
         assert again.answer is None and again.task_id == secret.task_id
-        await eventually(lambda: not client.exists(name))
+        await eventually(lambda: client.scard(name) == 1)
+        assert odd.task_id.encode() in client.srandmember(name)
         assert caplog.text.count("cannot be read") == 4
+        assert "claims of ended processes cannot be taken over: WRONGTYPE" in caplog.text
 
 
 async def test_claims_that_end_while_nobody_listens_are_not_taken_over(process, client):
