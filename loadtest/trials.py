@@ -90,7 +90,7 @@ def aside(report: Report, what: str, seconds: float, measure: Callable[[], _T]) 
         progress.step(what, seconds)
         try:
             return measure()
-        except FAILURES as exc:
+        except (*FAILURES, OSError) as exc:
             report.failures.append(f"{what}: {exc}")
             progress.note(f"FAILED: {exc}")
             return None

@@ -44,9 +44,14 @@ _Wanted = Annotated[list[str | int | bool], BeforeValidator(as_list), Field(min_
 
 @cache
 def final_statuses(text: str) -> frozenset[int]:
-    """Return the statuses that `Route.final` names."""
-    end, _, without = text.removeprefix("below ").partition(", but ")
-    return frozenset(range(200, int(end))) - {int(each) for each in (without or "0").split(",")}
+    """Return the statuses that `Route.final` names: later tries get the same answer.
+
+    Raises ValueError where the text is no such one.
+    """
+    if (found := _final(text)) is None:
+        raise ValueError("is written as in: below 500, but 408, 425, 429")
+    end, without = found.groups("0")
+    return frozenset(range(200, int(end))) - {int(each) for each in without.split(",")}
 
 
 class Reading(NamedTuple):
@@ -211,8 +216,7 @@ class Route(TaskSettings):
     @field_validator("final")
     @classmethod
     def _statuses(cls, text: str) -> str:
-        if not _final(text):
-            raise ValueError("is written as in: below 500, but 408, 425, 429")
+        final_statuses(text)
         return text
 
     def completed(self, scheme: type[Source] | None, timeout: float, amqp: bool) -> Route:
@@ -302,11 +306,6 @@ class Route(TaskSettings):
     def reading(self) -> Reading:
         """How it reads the results of its tasks."""
         return Reading(self.content_type, self.final, self.runs_once)
-
-    @cached_property
-    def final_statuses(self) -> frozenset[int]:
-        """The statuses of a task's answers that are final: later tries get the same answer."""
-        return final_statuses(self.final)
 
     @property
     def takes_chosen_keys(self) -> bool:

@@ -12,7 +12,7 @@ from gateway.celery_message import Message, derived_id, encode_body
 from gateway.claims.claim import MINE
 from gateway.claims.idempotency import Idempotency
 from gateway.clock import monotonic, time
-from gateway.config.route import Route
+from gateway.config.route import Route, final_statuses
 from gateway.delivery import Delivery, Preference, Request, read_prefer
 from gateway.errors import (
     BadRequest,
@@ -318,7 +318,7 @@ class DeliveryInFlight(InFlight):
                 self.refuse(error)
         else:
             if self.claim is not None:
-                final = answer.status in self.route.final_statuses
+                final = answer.status in final_statuses(self.route.final)
                 self.idempotency.claims.settle(self.claim, outcome, answer, final)
             self.answer_with(answer)
 
